@@ -1,0 +1,527 @@
+//! A session and everything that may happen to it: one exhaustive match of state and event.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Time,
+    ids::{CallId, SessionId, Token},
+    mail::{Envelope, Settled},
+    policy::Applied,
+    turn::{Shown, Turn, TurnBody},
+};
+
+/// What a session is doing, as clients see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// There is something to do, and nobody is doing it.
+    Ready,
+    /// The engine will go on by itself.
+    Running,
+    /// Only deferred calls are open.
+    WaitingExternal,
+    /// The model has answered; the next word is somebody else's.
+    Idle,
+    /// On hold by order.
+    Paused,
+    /// The last run ended in an error.
+    Failed,
+}
+
+impl Status {
+    /// All statuses.
+    pub const ALL: [Self; 6] =
+        [Self::Ready, Self::Running, Self::WaitingExternal, Self::Idle, Self::Paused, Self::Failed];
+
+    /// The word for it in JSON and columns.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::WaitingExternal => "waiting_external",
+            Self::Idle => "idle",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// Reads the word back.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.word() == word)
+    }
+}
+
+/// Why a session doesn't go on by itself although it could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Hold {
+    /// It isn't held.
+    None,
+    /// A `step` ended, or a run was stopped: only a request of a person runs it again.
+    Step,
+    /// A pause was ordered.
+    Paused,
+}
+
+impl Hold {
+    /// The word for it in columns.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Step => "step",
+            Self::Paused => "paused",
+        }
+    }
+
+    /// Reads the word back.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::None, Self::Step, Self::Paused].into_iter().find(|hold| hold.word() == word)
+    }
+}
+
+/// A call's state. The last three are final.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallState {
+    /// Asked for, not begun.
+    Ready,
+    /// Begun in a worker.
+    Running,
+    /// Open outside, by token.
+    Deferred,
+    /// Ended with a result.
+    Completed,
+    /// Ended with a failure.
+    Failed,
+    /// Ended by order.
+    Cancelled,
+}
+
+impl CallState {
+    /// All states.
+    pub const ALL: [Self; 6] =
+        [Self::Ready, Self::Running, Self::Deferred, Self::Completed, Self::Failed, Self::Cancelled];
+
+    /// Whether nothing can change it any more.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+
+    /// The word for it in JSON and columns.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::Deferred => "deferred",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Reads the word back.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.word() == word)
+    }
+}
+
+/// A tool call under the engine's eye.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrackedCall {
+    /// The engine's id.
+    pub id: CallId,
+    /// The provider's id, unique within its turn.
+    pub provider_id: String,
+    /// The tool.
+    pub name: String,
+    /// The arguments as the model wrote them.
+    pub arguments: String,
+    /// Position of the turn that asked for it.
+    pub turn: i64,
+    /// Its place among that turn's calls, from 0.
+    pub index: i32,
+    /// How it is handled, and who decided that.
+    pub policy: Applied,
+    /// Its state.
+    pub state: CallState,
+    /// How many times it was begun.
+    pub attempt: i32,
+    /// Its token, from the moment that it is deferred.
+    pub token: Option<Token>,
+    /// When an open token expires.
+    pub expires_at: Option<Time>,
+    /// When it was asked for.
+    pub created_at: Time,
+    /// When its last attempt began, or when it was deferred.
+    pub started_at: Option<Time>,
+    /// How it ended; set exactly in final states.
+    pub settled: Option<Settled>,
+    /// When it ended.
+    pub finished_at: Option<Time>,
+    /// Position of the turn in which the model was first told of it, be it by a placeholder.
+    pub told: Option<i64>,
+    /// Whether the model has been told how it ended.
+    pub told_result: bool,
+}
+
+/// The last prompt and tools that the model was shown are named in the newest user turn; this is
+/// everything else that the next decision depends on.
+#[derive(Debug, Clone)]
+pub struct Session {
+    /// Its id.
+    pub id: SessionId,
+    /// What clients see of it.
+    pub status: Status,
+    /// Why it doesn't go on by itself.
+    pub hold: Hold,
+    /// Version of the stored state that this was loaded from.
+    pub version: i64,
+    /// Mail up to here has been considered.
+    pub cursor: i64,
+    /// Mail up to the cursor that has been considered and waits to be told to the model.
+    pub left: Vec<Envelope>,
+    /// All turns, oldest first.
+    pub turns: Vec<Arc<Turn>>,
+    /// Calls that are not yet final, or that the model hasn't been told the end of.
+    pub calls: Vec<TrackedCall>,
+    /// When the run has to end whatever there is to do, because it was stopped by order.
+    pub stop: Option<Stop>,
+}
+
+/// An order to end the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// `pause`: after the current step.
+    Paused,
+    /// `cancel`: at once.
+    Cancelled,
+}
+
+/// Something that happens to a session.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// Mail up to `cursor` was considered; `left` of it waits to be told.
+    Folded {
+        /// The highest number considered.
+        cursor: i64,
+        /// What waits.
+        left: Vec<Envelope>,
+    },
+    /// A stop was ordered.
+    StopOrdered(Stop),
+    /// A hold was lifted by order, and with it any stop that was ordered before.
+    Resumed,
+    /// A step ended with work left.
+    Held,
+    /// The model is about to be shown this user turn.
+    Sealed(Arc<Turn>),
+    /// The model answered; its calls are ready.
+    Answered {
+        /// The turn.
+        turn: Arc<Turn>,
+        /// Its calls, in order.
+        calls: Vec<TrackedCall>,
+    },
+    /// A call begins in this worker.
+    Started {
+        /// Which.
+        call: CallId,
+        /// When.
+        at: Time,
+    },
+    /// A call was handed to the outside.
+    Deferred {
+        /// Which.
+        call: CallId,
+        /// The token that completes it.
+        token: Token,
+        /// When the token expires.
+        expires_at: Option<Time>,
+        /// When.
+        at: Time,
+    },
+    /// A call that was begun has to begin again: its worker is gone, or an attempt failed.
+    Returned {
+        /// Which.
+        call: CallId,
+    },
+    /// A call ended.
+    Finished {
+        /// Which.
+        call: CallId,
+        /// How.
+        settled: Settled,
+        /// When.
+        at: Time,
+    },
+}
+
+/// An event that the session's state doesn't allow. The session is as it was.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Illegal {
+    /// The call isn't tracked (any more).
+    #[error("call {0} is not tracked")]
+    UnknownCall(CallId),
+    /// The call is in a state that doesn't allow it.
+    #[error("call {call} is {state} and can't become {to}", state = .from.word())]
+    CallState {
+        /// The call.
+        call: CallId,
+        /// Its state.
+        from: CallState,
+        /// What was to happen.
+        to: &'static str,
+    },
+    /// The turn doesn't follow the last one.
+    #[error("a turn at position {position} ({what}) can't follow {last} turns")]
+    TurnOrder {
+        /// The position given.
+        position: i64,
+        /// How many turns there are.
+        last: i64,
+        /// What was wrong.
+        what: &'static str,
+    },
+    /// A call of the answered turn lacks its answer, has two, or one that doesn't fit its state.
+    #[error("the user turn doesn't answer each open call exactly once")]
+    Answers,
+    /// The cursor would go back.
+    #[error("the mail cursor can't go from {from} to {to}")]
+    Cursor {
+        /// Where it is.
+        from: i64,
+        /// Where it was to go.
+        to: i64,
+    },
+}
+
+impl Session {
+    /// A session without turns.
+    pub fn new(id: SessionId) -> Self {
+        Self {
+            id,
+            status: Status::Ready,
+            hold: Hold::None,
+            version: 0,
+            cursor: 0,
+            left: Vec::new(),
+            turns: Vec::new(),
+            calls: Vec::new(),
+            stop: None,
+        }
+    }
+
+    /// The newest turn.
+    pub fn head(&self) -> Option<&Turn> {
+        self.turns.last().map(|turn| &**turn)
+    }
+
+    /// Position of the newest turn; 0 without turns.
+    pub fn length(&self) -> i64 {
+        self.turns.last().map_or(0, |turn| turn.position)
+    }
+
+    /// A tracked call.
+    pub fn call(&self, id: CallId) -> Option<&TrackedCall> {
+        self.calls.iter().find(|call| call.id == id)
+    }
+
+    /// The calls of the newest turn, if it asked for any: those that the next user turn answers.
+    pub fn round(&self) -> impl Iterator<Item = &TrackedCall> {
+        let position = match self.head() {
+            Some(Turn { position, body: TurnBody::Llm(_), .. }) => *position,
+            _ => 0,
+        };
+        self.calls.iter().filter(move |call| call.turn == position)
+    }
+
+    /// Drops the calls whose end the model has been told. The store has them.
+    pub fn forget_told(&mut self) {
+        self.calls.retain(|call| !call.told_result);
+    }
+
+    /// Whether a call waits for this worker or runs in it.
+    pub fn busy(&self) -> bool {
+        self.calls.iter().any(|call| matches!(call.state, CallState::Ready | CallState::Running))
+    }
+
+    /// The status that the turns and calls imply when no run goes on.
+    pub fn implied_status(&self) -> Status {
+        if self.hold == Hold::Paused {
+            return Status::Paused;
+        }
+        if self.busy() {
+            return Status::Ready;
+        }
+        let open = self.calls.iter().any(|call| call.state == CallState::Deferred);
+        match self.head().map(|turn| &turn.body) {
+            None | Some(TurnBody::User(_)) => Status::Ready,
+            Some(TurnBody::Llm(_)) if open => Status::WaitingExternal,
+            Some(TurnBody::Llm(turn)) if turn.calls.is_empty() => Status::Idle,
+            Some(TurnBody::Llm(_)) => Status::Ready,
+        }
+    }
+
+    /// Lets an event happen.
+    ///
+    /// # Errors
+    /// [`Illegal`] if the state doesn't allow it; the session is then unchanged.
+    pub fn apply(&mut self, event: &Event) -> Result<(), Illegal> {
+        match event {
+            Event::Folded { cursor, left } => self.folded(*cursor, left),
+            Event::StopOrdered(stop) => {
+                self.stop = Some(match (self.stop, stop) {
+                    (Some(Stop::Cancelled), _) => Stop::Cancelled,
+                    (_, stop) => *stop,
+                });
+                self.hold = match (self.hold, stop) {
+                    (Hold::Paused, _) | (_, Stop::Paused) => Hold::Paused,
+                    (_, Stop::Cancelled) => Hold::Step,
+                };
+                Ok(())
+            }
+            Event::Resumed => {
+                self.hold = Hold::None;
+                self.stop = None;
+                Ok(())
+            }
+            Event::Held => {
+                self.hold = Hold::Step;
+                Ok(())
+            }
+            Event::Sealed(turn) => self.sealed(turn),
+            Event::Answered { turn, calls } => self.answered(turn, calls),
+            Event::Started { call, at } => {
+                let call = self.in_state(*call, &[CallState::Ready], "running")?;
+                call.state = CallState::Running;
+                call.attempt += 1;
+                call.started_at = Some(*at);
+                Ok(())
+            }
+            Event::Deferred { call, token, expires_at, at } => {
+                let call = self.in_state(*call, &[CallState::Ready], "deferred")?;
+                call.state = CallState::Deferred;
+                call.token = Some(*token);
+                call.expires_at = *expires_at;
+                call.started_at = Some(*at);
+                Ok(())
+            }
+            Event::Returned { call } => {
+                let call = self.in_state(*call, &[CallState::Running], "ready again")?;
+                call.state = CallState::Ready;
+                Ok(())
+            }
+            Event::Finished { call, settled, at } => {
+                let open = [CallState::Ready, CallState::Running, CallState::Deferred];
+                let call = self.in_state(*call, &open, settled.word())?;
+                call.state = match settled {
+                    Settled::Completed { .. } => CallState::Completed,
+                    Settled::Failed { .. } => CallState::Failed,
+                    Settled::Cancelled { .. } => CallState::Cancelled,
+                };
+                call.settled = Some(settled.clone());
+                call.finished_at = Some(*at);
+                Ok(())
+            }
+        }
+    }
+
+    fn in_state(
+        &mut self,
+        id: CallId,
+        allowed: &[CallState],
+        to: &'static str,
+    ) -> Result<&mut TrackedCall, Illegal> {
+        let call = self.calls.iter_mut().find(|call| call.id == id).ok_or(Illegal::UnknownCall(id))?;
+        if !allowed.contains(&call.state) {
+            return Err(Illegal::CallState { call: id, from: call.state, to });
+        }
+        Ok(call)
+    }
+
+    fn folded(&mut self, cursor: i64, left: &[Envelope]) -> Result<(), Illegal> {
+        if cursor < self.cursor {
+            return Err(Illegal::Cursor { from: self.cursor, to: cursor });
+        }
+        self.cursor = cursor;
+        self.left = left.to_vec();
+        Ok(())
+    }
+
+    fn follows(&self, turn: &Turn) -> Result<(), Illegal> {
+        if turn.position == self.length() + 1 {
+            return Ok(());
+        }
+        Err(Illegal::TurnOrder { position: turn.position, last: self.length(), what: "not the next" })
+    }
+
+    /// A user turn answers each call of the answered turn exactly once, and tells each late result
+    /// at most once. Calls whose end has been told stay until [`Self::forget_told`], so that they
+    /// can be stored with the turn that told them.
+    fn sealed(&mut self, turn: &Arc<Turn>) -> Result<(), Illegal> {
+        self.follows(turn)?;
+        let TurnBody::User(user) = &turn.body else {
+            return Err(Illegal::TurnOrder {
+                position: turn.position,
+                last: self.length(),
+                what: "sealing wants a user turn",
+            });
+        };
+        // The end of a call that runs here is told by its answer only, so it can't be shown as open.
+        if self.busy() {
+            return Err(Illegal::TurnOrder {
+                position: turn.position,
+                last: self.length(),
+                what: "a call still runs or waits to be run",
+            });
+        }
+        let round: BTreeSet<CallId> = self.round().map(|call| call.id).collect();
+        let answered: BTreeSet<CallId> = user.answers.iter().map(|answer| answer.call).collect();
+        let as_they_are = user.answers.iter().all(|answer| {
+            let ended = self.call(answer.call).is_some_and(|call| call.state.is_final());
+            ended == matches!(answer.shown, Shown::Settled(_))
+        });
+        if round != answered || answered.len() != user.answers.len() || !as_they_are {
+            return Err(Illegal::Answers);
+        }
+        for call in &mut self.calls {
+            if round.contains(&call.id) {
+                call.told = Some(turn.position);
+            }
+            call.told_result = call.told_result || call.state.is_final();
+        }
+        self.turns.push(Arc::clone(turn));
+        Ok(())
+    }
+
+    fn answered(&mut self, turn: &Arc<Turn>, calls: &[TrackedCall]) -> Result<(), Illegal> {
+        self.follows(turn)?;
+        let asked = matches!(self.head(), Some(Turn { body: TurnBody::User(_), .. }));
+        let TurnBody::Llm(llm) = &turn.body else {
+            return Err(Illegal::TurnOrder {
+                position: turn.position,
+                last: self.length(),
+                what: "answering wants a model turn",
+            });
+        };
+        if !asked {
+            return Err(Illegal::TurnOrder {
+                position: turn.position,
+                last: self.length(),
+                what: "a model answers user turns only",
+            });
+        }
+        let same = llm.calls.len() == calls.len()
+            && llm.calls.iter().zip(calls).all(|(asked, call)| {
+                asked.id == call.id && call.turn == turn.position && call.state == CallState::Ready
+            });
+        if !same {
+            return Err(Illegal::Answers);
+        }
+        self.turns.push(Arc::clone(turn));
+        self.calls.extend(calls.iter().cloned());
+        Ok(())
+    }
+}

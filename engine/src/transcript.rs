@@ -1,0 +1,328 @@
+//! What the model is shown, built from stored turns: the same turns always give the same request.
+
+use serde_json::json;
+
+use crate::{
+    content::{BlobError, Blobs, Digest, Media, Payload, Query},
+    ids::CallId,
+    mail::Settled,
+    model::{Message, ModelRequest, RequestedCall},
+    policy::Disposition,
+    session::{CallState, Session, TrackedCall},
+    tool::ToolSpec,
+    turn::{Said, Shown, Turn, TurnBody, UserTurn},
+};
+
+/// Stands where turns were left out of a request.
+const LEFT_OUT: &str = "[Earlier parts of this conversation were left out to fit the model's context.]";
+
+/// Bytes of text that are counted as one token where a context limit is kept.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// What the model is shown in place of the result of a call that is still open.
+pub fn placeholder(call: &TrackedCall) -> String {
+    let (reason, message) = match (call.state, call.policy.disposition.base()) {
+        (CallState::Deferred, Disposition::Defer { reason }) => (
+            Some(reason.as_str()).filter(|reason| !reason.is_empty()),
+            "This call is handled outside. Its result will come later, as a message.",
+        ),
+        _ => (None, "This call has no result yet. It will come later, as a message."),
+    };
+    let mut shown = json!({
+        "status": call.state.word(),
+        "tool_call_id": call.provider_id,
+        "message": message,
+    });
+    if let (Some(reason), Some(object)) = (reason, shown.as_object_mut()) {
+        object.insert("reason".to_owned(), json!(reason));
+    }
+    shown.to_string()
+}
+
+/// Provider's id and tool of a call that is no longer tracked.
+pub fn find_call(session: &Session, id: CallId) -> Option<(String, String)> {
+    session.turns.iter().rev().find_map(|turn| match &turn.body {
+        TurnBody::Llm(llm) => llm
+            .calls
+            .iter()
+            .find(|call| call.id == id)
+            .map(|call| (call.provider_id.clone(), call.name.clone())),
+        TurnBody::User(_) => None,
+    })
+}
+
+/// The header under which the model is told of the end of a call that it was shown as open.
+pub(crate) fn late_header(letter: &str, provider_id: &str, name: &str, word: &str) -> String {
+    format!("[mail m-{letter}: {}", late_call(provider_id, name, word))
+}
+
+fn late_call(provider_id: &str, name: &str, word: &str) -> String {
+    format!("tool call {provider_id} ({name}) {word}]")
+}
+
+/// Whether the model has been told of a call, no longer tracked, only that it was cancelled; such a
+/// call may have a result nevertheless, which came too late.
+///
+/// Where the provider repeats its ids, a result that was told can't be ascribed for certain; then
+/// it isn't held against the call, since a repeat does less harm than a result that gets lost.
+pub(crate) fn lacks_result(session: &Session, id: CallId) -> bool {
+    let Some((provider_id, name)) = find_call(session, id) else { return false };
+    let answer = session.turns.iter().find_map(|turn| match &turn.body {
+        TurnBody::User(user) => user.answers.iter().find(|answer| answer.call == id),
+        TurnBody::Llm(_) => None,
+    });
+    match answer.map(|answer| &answer.shown) {
+        Some(Shown::Settled(Settled::Cancelled { .. }) | Shown::Placeholder(_)) => {}
+        Some(Shown::Settled(_)) | None => return false,
+    }
+    let namesakes = session.turns.iter().filter(|turn| match &turn.body {
+        TurnBody::Llm(llm) => {
+            llm.calls.iter().any(|call| call.provider_id == provider_id && call.name == name)
+        }
+        TurnBody::User(_) => false,
+    });
+    if namesakes.count() > 1 {
+        return true;
+    }
+    let ends = ["completed", "failed"].map(|word| late_call(&provider_id, &name, word));
+    !session.turns.iter().any(|turn| match &turn.body {
+        TurnBody::User(user) => user.said.iter().any(|said| match said {
+            Said::Late { header, .. } => ends.iter().any(|end| header.ends_with(end.as_str())),
+            Said::Query(_) | Said::Text(_) => false,
+        }),
+        TurnBody::Llm(_) => false,
+    })
+}
+
+/// The blobs that a request needs; they have to be fetched before it is built.
+pub fn needs(session: &Session, context_tokens: Option<u64>) -> Vec<Digest> {
+    let first = first_shown(session, context_tokens);
+    let mut digests: Vec<Digest> = Vec::new();
+    if let Some(user) = newest_user(session) {
+        digests.extend([user.system, user.tools]);
+    }
+    for turn in shown(session, first) {
+        if let TurnBody::User(user) = &turn.body {
+            digests.extend(blobs_of(user));
+        }
+    }
+    digests.sort_unstable();
+    digests.dedup();
+    digests
+}
+
+/// The blobs that a user turn names, apart from its prompt and tools.
+pub fn blobs_of(user: &UserTurn) -> Vec<Digest> {
+    let answers = user.answers.iter().filter_map(|answer| match &answer.shown {
+        Shown::Settled(Settled::Completed { result }) => result.digest(),
+        Shown::Settled(_) | Shown::Placeholder(_) => None,
+    });
+    let said = user.said.iter().filter_map(|said| match said {
+        Said::Query(query) => query.digest(),
+        Said::Late { result, .. } => result.digest(),
+        Said::Text(_) => None,
+    });
+    answers.chain(said).collect()
+}
+
+/// Builds the request for the session's newest user turn.
+///
+/// With `context_tokens`, the oldest rounds are left out, whole rounds at a time, so that about
+/// that many tokens remain; no call is ever split from its answer. The cut depends on nothing but
+/// the stored turns and moves in leaps, so that providers' caches of prefixes stay of use.
+///
+/// # Errors
+/// [`BlobError`] if a blob that [`needs`] names wasn't fetched.
+pub fn request(
+    session: &Session,
+    context_tokens: Option<u64>,
+    blobs: &dyn Blobs,
+) -> Result<ModelRequest, BlobError> {
+    let (system, tools) = match newest_user(session) {
+        Some(user) => (open::<Vec<String>>(user.system, blobs)?, open::<Vec<ToolSpec>>(user.tools, blobs)?),
+        None => (Vec::new(), Vec::new()),
+    };
+    let first = first_shown(session, context_tokens);
+    let mut messages = Vec::new();
+    for turn in shown(session, first) {
+        let cut_here = turn.position == first && first > 1;
+        match &turn.body {
+            TurnBody::User(user) => add_user(user, cut_here, blobs, &mut messages)?,
+            TurnBody::Llm(llm) => messages.push(Message::Assistant {
+                text: llm.text.clone(),
+                calls: llm
+                    .calls
+                    .iter()
+                    .map(|call| RequestedCall {
+                        provider_id: call.provider_id.clone(),
+                        name: call.name.clone(),
+                        arguments: call.arguments.clone(),
+                    })
+                    .collect(),
+                flavor: llm.flavor,
+                raw: llm.raw.clone(),
+            }),
+        }
+    }
+    Ok(ModelRequest { system, tools, messages })
+}
+
+fn newest_user(session: &Session) -> Option<&UserTurn> {
+    session.turns.iter().rev().find_map(|turn| match &turn.body {
+        TurnBody::User(user) => Some(user),
+        TurnBody::Llm(_) => None,
+    })
+}
+
+fn open<T: for<'de> serde::Deserialize<'de>>(digest: Digest, blobs: &dyn Blobs) -> Result<T, BlobError> {
+    let problem = |problem: String| BlobError { digest, problem };
+    let text = blobs.get(&digest).ok_or_else(|| problem("was not fetched".to_owned()))?;
+    serde_json::from_str(text).map_err(|error| problem(format!("can't be read: {error}")))
+}
+
+fn shown(session: &Session, first: i64) -> impl Iterator<Item = &Turn> {
+    session.turns.iter().map(|turn| &**turn).filter(move |turn| turn.position >= first)
+}
+
+/// Position of the first turn that a request shows: always a user turn, whose answers are dropped
+/// if the turn that asked for them is left out. The newest answers and the turn that asked for them
+/// stay, whatever their size: a model that isn't shown what it just asked for asks again. So does all
+/// that no model has read yet.
+fn first_shown(session: &Session, context_tokens: Option<u64>) -> i64 {
+    let Some(limit) = context_tokens else { return 1 };
+    let budget = limit.saturating_mul(BYTES_PER_TOKEN);
+    let keep = budget / 4 * 3;
+    let sizes: Vec<(i64, bool, u64)> = session
+        .turns
+        .iter()
+        .map(|turn| (turn.position, matches!(turn.body, TurnBody::User(_)), size(turn)))
+        .collect();
+    let (mut first, mut total) = (0, 0);
+    // The last turn at which a request for the turn at hand may begin.
+    let mut latest = 0;
+    let (mut user_before, mut unread) = (0, false);
+    for (index, (_, user, bytes)) in sizes.iter().enumerate() {
+        total += bytes;
+        // Requests are made for user turns only, so that is where limits are kept.
+        if !user {
+            unread = false;
+            continue;
+        }
+        if !unread {
+            latest = if answers_calls(&session.turns[index]) { user_before } else { index };
+        }
+        (user_before, unread) = (index, true);
+        if total <= budget {
+            continue;
+        }
+        while first < latest && total > keep {
+            let next = sizes[first + 1..=index].iter().position(|(_, user, _)| *user);
+            let Some(step) = next else { break };
+            total -= sizes[first..=first + step].iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+            first += step + 1;
+        }
+    }
+    sizes.get(first).map_or(1, |(position, _, _)| *position)
+}
+
+fn answers_calls(turn: &Turn) -> bool {
+    matches!(&turn.body, TurnBody::User(user) if !user.answers.is_empty())
+}
+
+fn size(turn: &Turn) -> u64 {
+    let len = |text: &str| text.len() as u64;
+    match &turn.body {
+        TurnBody::Llm(llm) => {
+            let calls = llm.calls.iter().map(|call| len(&call.name) + len(&call.arguments)).sum::<u64>();
+            llm.text.as_deref().map_or(0, len) + llm.thinking.as_deref().map_or(0, len) + calls
+        }
+        TurnBody::User(user) => {
+            let answers = user.answers.iter().map(|answer| match &answer.shown {
+                Shown::Settled(Settled::Completed { result }) => weigh(result),
+                Shown::Settled(Settled::Failed { message } | Settled::Cancelled { message }) => len(message),
+                Shown::Placeholder(text) => len(text),
+            });
+            let said = user.said.iter().map(|said| match said {
+                Said::Query(query) => weigh(query),
+                Said::Late { header, result } => len(header) + weigh(result),
+                Said::Text(text) => len(text),
+            });
+            answers.chain(said).sum()
+        }
+    }
+}
+
+fn weigh<T: serde::Serialize>(payload: &Payload<T>) -> u64 {
+    match payload {
+        Payload::Blob { bytes, .. } => *bytes,
+        Payload::Inline(value) => serde_json::to_string(value).map_or(0, |text| text.len() as u64),
+    }
+}
+
+fn add_user(
+    user: &UserTurn,
+    cut_here: bool,
+    blobs: &dyn Blobs,
+    messages: &mut Vec<Message>,
+) -> Result<(), BlobError> {
+    let answers = if cut_here { &[] } else { user.answers.as_slice() };
+    for answer in answers {
+        let (text, media) = match &answer.shown {
+            Shown::Settled(Settled::Completed { result }) => {
+                let result = result.open(blobs)?;
+                (result.as_text(), result.media().into_iter().cloned().collect())
+            }
+            Shown::Settled(Settled::Failed { message } | Settled::Cancelled { message }) => {
+                (format!("Error: {message}"), Vec::new())
+            }
+            Shown::Placeholder(text) => (text.clone(), Vec::new()),
+        };
+        messages.push(Message::Tool {
+            provider_id: answer.provider_id.clone(),
+            name: answer.name.clone(),
+            text,
+            media,
+        });
+    }
+    let mut query = query_of(user, blobs)?;
+    if cut_here {
+        let told = query.take().unwrap_or_default();
+        let text =
+            if told.text.is_empty() { LEFT_OUT.to_owned() } else { format!("{LEFT_OUT}\n\n{}", told.text) };
+        query = Some(Query { text, media: told.media });
+    }
+    if let Some(Query { text, media }) = query {
+        messages.push(Message::User { text, media });
+    }
+    Ok(())
+}
+
+/// What was said in a user turn, as one query; `None` if nothing was.
+///
+/// # Errors
+/// [`BlobError`] if a blob of the turn wasn't fetched.
+pub fn query_of(user: &UserTurn, blobs: &dyn Blobs) -> Result<Option<Query>, BlobError> {
+    if user.said.is_empty() {
+        return Ok(None);
+    }
+    let mut texts = Vec::with_capacity(user.said.len());
+    let mut media: Vec<Media> = Vec::new();
+    for said in &user.said {
+        match said {
+            Said::Query(query) => {
+                let query = query.open(blobs)?;
+                if !query.text.is_empty() {
+                    texts.push(query.text);
+                }
+                media.extend(query.media);
+            }
+            Said::Text(text) => texts.push(text.clone()),
+            Said::Late { header, result } => {
+                let result = result.open(blobs)?;
+                texts.push(format!("{header}\n{}", result.as_text()));
+                media.extend(result.media().into_iter().cloned());
+            }
+        }
+    }
+    Ok(Some(Query { text: texts.join("\n\n"), media }))
+}

@@ -1,0 +1,152 @@
+//! Leases: a worker's time-bound right to hold a run, fenced by an epoch that is never used twice.
+
+use std::time::Duration;
+
+use holdfast_engine::{
+    decide::Mode,
+    ids::{SessionId, WorkerId},
+};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::{Store, errors::StoreError, letters::corrupt, sql};
+
+/// A run that a worker holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Whose run.
+    pub session: SessionId,
+    /// The session's owner.
+    pub owner: String,
+    /// The agent's slug.
+    pub agent: String,
+    /// The agent's revision that the run asks for.
+    pub agent_revision: String,
+    /// How far the run goes.
+    pub mode: Mode,
+    /// The fence: every write about the run names it.
+    pub epoch: i64,
+    /// The newest mail that woke the run.
+    pub wake_seq: i64,
+    /// How many workers died over the run so far.
+    pub takeovers: i32,
+    /// Whether this claim took the run from a worker whose lease had expired.
+    pub taken_over: bool,
+    /// Trace context of the request that started the run.
+    pub traceparent: Option<String>,
+}
+
+/// What a heartbeat learned of a lease that still stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// Whose run.
+    pub session: SessionId,
+    /// The lease's epoch.
+    pub epoch: i64,
+    /// The newest mail that woke the run.
+    pub wake_seq: i64,
+    /// How far the run goes by now.
+    pub mode: Mode,
+}
+
+/// Claims up to `slots` runs whose agents this worker has: those of dead workers first, then those
+/// that are due. `agents` names revisions as `slug@revision`; who has the current revision of an
+/// agent also takes runs that ask for an older one.
+///
+/// # Errors
+/// [`StoreError`] as the database has it; nothing is claimed then that the worker doesn't know of
+/// longer than one TTL.
+pub async fn claim(
+    store: &Store,
+    worker: WorkerId,
+    slots: usize,
+    ttl: Duration,
+    agents: &[String],
+) -> Result<Vec<Lease>, StoreError> {
+    let client = store.client().await?;
+    let (ttl, mut free) = (ttl.as_secs_f64(), i64::try_from(slots).unwrap_or(i64::MAX));
+    let mut leases = Vec::new();
+    for (statement, taken_over) in [(sql::CLAIM_EXPIRED, true), (sql::CLAIM_QUEUED, false)] {
+        if free <= 0 {
+            break;
+        }
+        let statement = client.prepare_cached(statement).await?;
+        let rows = client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await?;
+        for row in &rows {
+            leases.push(lease(row, taken_over)?);
+        }
+        free -= i64::try_from(rows.len()).unwrap_or(i64::MAX);
+    }
+    Ok(leases)
+}
+
+fn lease(row: &Row, taken_over: bool) -> Result<Lease, StoreError> {
+    Ok(Lease {
+        session: SessionId(row.try_get("session_id")?),
+        owner: row.try_get("owner")?,
+        agent: row.try_get("agent")?,
+        agent_revision: row.try_get("agent_revision")?,
+        mode: mode(row)?,
+        epoch: row.try_get("epoch")?,
+        wake_seq: row.try_get("wake_seq")?,
+        takeovers: row.try_get("takeovers")?,
+        taken_over,
+        traceparent: row.try_get("traceparent")?,
+    })
+}
+
+fn mode(row: &Row) -> Result<Mode, StoreError> {
+    let word: &str = row.try_get("mode")?;
+    Mode::parse(word).ok_or_else(|| corrupt("mode", word))
+}
+
+/// Renews leases by name, for `ttl` from the database's now. Those that are missing from the answer
+/// are lost.
+///
+/// # Errors
+/// [`StoreError`] as the database has it; the leases then end when they would have.
+pub async fn heartbeat(
+    store: &Store,
+    held: &[(SessionId, i64)],
+    ttl: Duration,
+) -> Result<Vec<Beat>, StoreError> {
+    if held.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (sessions, epochs) = columns(held);
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::HEARTBEAT).await?;
+    let rows = client.query(&statement, &[&sessions, &epochs, &ttl.as_secs_f64()]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Beat {
+                session: SessionId(row.try_get("session_id")?),
+                epoch: row.try_get("epoch")?,
+                wake_seq: row.try_get("wake_seq")?,
+                mode: mode(row)?,
+            })
+        })
+        .collect()
+}
+
+/// Gives leases back, so that other workers may claim the runs after `delay`.
+///
+/// # Errors
+/// [`StoreError`] as the database has it; the leases then expire.
+pub async fn release(store: &Store, held: &[(SessionId, i64)], delay: Duration) -> Result<u64, StoreError> {
+    if held.is_empty() {
+        return Ok(0);
+    }
+    let (sessions, epochs) = columns(held);
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::RELEASE).await?;
+    let released = client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64()]).await?;
+    if let Some((session, _)) = held.first() {
+        store.announce(*session, true);
+    }
+    Ok(released)
+}
+
+fn columns(held: &[(SessionId, i64)]) -> (Vec<Uuid>, Vec<i64>) {
+    held.iter().map(|(session, epoch)| (session.0, *epoch)).unzip()
+}

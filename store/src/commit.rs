@@ -1,0 +1,487 @@
+//! The one fenced transaction that stores what a step changed.
+//!
+//! A commit is a value, handed to [`commit`]. It names the version that its step read, the epoch
+//! that its worker holds and an id of its own. It stores everything or nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use deadpool_postgres::Transaction;
+use holdfast_engine::{
+    content::Blob,
+    decide::Mode,
+    ids::{CallId, SessionId},
+    policy::Disposition,
+    session::{CallState, Event, Hold, Session, Status, TrackedCall},
+    turn::{TURN_FORMAT, Turn, TurnBody},
+};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    Store,
+    errors::StoreError,
+    letters::{
+        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_blobs, insert_events, lock_runs,
+        lock_sessions, plain, take_in,
+    },
+    retry::against_rivals,
+    sql,
+};
+
+/// What a step changed.
+#[derive(Debug, Clone)]
+pub struct Commit {
+    /// Its own id, by which an unknown outcome is found out.
+    pub id: Uuid,
+    /// The lease's epoch.
+    pub epoch: i64,
+    /// The session's agent, for continuations.
+    pub agent: String,
+    /// The revision that the run uses.
+    pub agent_revision: String,
+    /// The session as it stands after the step; its `version` is the one that the step read.
+    pub session: Session,
+    /// What happened in the step, in order.
+    pub happened: Vec<Event>,
+    /// Blobs that the events name.
+    pub blobs: Vec<Blob>,
+    /// What becomes of the run.
+    pub run: RunAfter,
+    /// The letter that tells the parent of this session's end, and to whom it goes.
+    pub to_parent: Option<(SessionId, Letter)>,
+}
+
+/// What a step makes of its run. Ending and parking give way to mail that the step hasn't considered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunAfter {
+    /// It goes on.
+    Keep,
+    /// It ends.
+    End {
+        /// The status that the session is left in.
+        status: Status,
+        /// Why, where that needs words.
+        detail: Option<String>,
+    },
+    /// The engine waits elsewhere; the run gives its slot back.
+    Park {
+        /// What it waits for, as views show it.
+        on: String,
+        /// When it wakes by itself.
+        until: Option<DateTime<Utc>>,
+    },
+}
+
+/// How a commit went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is stored.
+    Stored {
+        /// The session's version now.
+        version: i64,
+        /// Whether the run has ended, or is parked, as the commit wanted.
+        released: bool,
+        /// The newest mail that woke the run, as the run's locked row had it.
+        wake_seq: i64,
+        /// How far the run goes by now.
+        mode: Mode,
+    },
+    /// Somebody else holds the run, or nobody may: the session is deleted or has another version.
+    /// Nothing was stored, and nothing will be.
+    LeaseLost,
+}
+
+/// Bytes of a status detail that are kept.
+const DETAIL_LIMIT: usize = 2000;
+
+/// How long an unknown outcome is inquired after between attempts.
+const INQUIRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Stores a step.
+///
+/// If the connection dies during COMMIT, the outcome is found out by reading the session: its
+/// `last_commit` says whether this commit took place; if it didn't, and the version and the epoch
+/// still stand, it is sent again.
+///
+/// # Errors
+/// [`StoreError::Unavailable`] if the database stays away until `deadline`: the outcome is then
+/// unknown, and the lease is as good as lost. Other [`StoreError`]s mean that nothing was stored.
+pub async fn commit(
+    store: &Store,
+    work: &Commit,
+    deadline: tokio::time::Instant,
+) -> Result<Outcome, StoreError> {
+    loop {
+        let error = match against_rivals(|| commit_once(store, work)).await {
+            Ok(outcome) => {
+                if let Outcome::Stored { .. } = outcome {
+                    store.announce(work.session.id, false);
+                    if let Some((parent, _)) = &work.to_parent {
+                        store.announce(*parent, true);
+                    }
+                }
+                return Ok(outcome);
+            }
+            Err(error) if error.is_unavailable() => error,
+            Err(error) => return Err(error),
+        };
+        if tokio::time::Instant::now() >= deadline {
+            return Err(error);
+        }
+        tokio::time::sleep(INQUIRY_PAUSE).await;
+        match inquire(store, work).await {
+            Ok(Some(outcome)) => return Ok(outcome),
+            // Either it is to be sent again, or the database is still away: the loop finds out.
+            Ok(None) | Err(StoreError::Unavailable(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// What became of a commit whose outcome is unknown; `None` if it didn't take place and may.
+async fn inquire(store: &Store, work: &Commit) -> Result<Option<Outcome>, StoreError> {
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::READ_COMMIT).await?;
+    let Some(row) = client.query_opt(&statement, &[&work.session.id.0]).await? else {
+        return Ok(Some(Outcome::LeaseLost));
+    };
+    let epoch: Option<i64> = row.try_get("epoch")?;
+    let holds = epoch == Some(work.epoch) && row.try_get::<_, Option<&str>>("state")? == Some("claimed");
+    let version: i64 = row.try_get("version")?;
+    if row.try_get::<_, Option<Uuid>>("last_commit")? == Some(work.id) {
+        let mode = match row.try_get::<_, Option<&str>>("mode")? {
+            Some(word) if holds => Mode::parse(word).ok_or_else(|| corrupt("mode", word))?,
+            _ => Mode::None,
+        };
+        let wake_seq = row.try_get::<_, Option<i64>>("wake_seq")?.unwrap_or(0);
+        return Ok(Some(Outcome::Stored { version, released: !holds, wake_seq, mode }));
+    }
+    let stands = holds && version == work.session.version && !row.try_get::<_, bool>("deleted")?;
+    Ok(if stands { None } else { Some(Outcome::LeaseLost) })
+}
+
+async fn commit_once(store: &Store, work: &Commit) -> Result<Outcome, StoreError> {
+    let mut client = store.client().await?;
+    let tx = client.transaction().await?;
+    store.at("commit.begun").await;
+    let mut touched = vec![work.session.id];
+    touched.extend(work.to_parent.as_ref().map(|(parent, _)| *parent));
+    let sessions = lock_sessions(&tx, &touched).await?;
+    let Some(before) = sessions.iter().find(|session| session.id == work.session.id) else {
+        return Ok(Outcome::LeaseLost);
+    };
+    if before.deleted || before.version != work.session.version {
+        // A commit that took place although its first answer was lost isn't a lost lease.
+        return Ok(if before.last_commit == Some(work.id) {
+            took_place(&tx, work, before).await?
+        } else {
+            Outcome::LeaseLost
+        });
+    }
+    let runs = lock_runs(&tx, &touched).await?;
+    let held = runs.iter().find(|run| run.session == work.session.id);
+    let Some(run) = held.filter(|run| run.claimed && run.epoch == work.epoch).copied() else {
+        return Ok(Outcome::LeaseLost);
+    };
+    let released = work.run != RunAfter::Keep && run.wake_seq <= work.session.cursor;
+    write(&tx, work, before, run, released).await?;
+    tell_parent(&tx, work, &sessions, &runs).await?;
+    insert_blobs(&tx, &before.owner, &work.blobs).await?;
+    store.at("commit.written").await;
+    tx.commit().await?;
+    store.at("commit.done").await;
+    let version = work.session.version + 1;
+    Ok(Outcome::Stored { version, released, wake_seq: run.wake_seq, mode: run.mode })
+}
+
+async fn took_place(tx: &Transaction<'_>, work: &Commit, before: &Locked) -> Result<Outcome, StoreError> {
+    let runs = lock_runs(tx, &[work.session.id]).await?;
+    let held = runs.first().filter(|run| run.claimed && run.epoch == work.epoch);
+    Ok(Outcome::Stored {
+        version: before.version,
+        released: held.is_none(),
+        wake_seq: held.map_or(0, |run| run.wake_seq),
+        mode: held.map_or(Mode::None, |run| run.mode),
+    })
+}
+
+async fn write(
+    tx: &Transaction<'_>,
+    work: &Commit,
+    before: &Locked,
+    run: LockedRun,
+    released: bool,
+) -> Result<(), StoreError> {
+    let session = &work.session;
+    let (status, detail) = match &work.run {
+        RunAfter::End { status, detail } if released => (*status, detail.as_deref()),
+        _ if run.mode != Mode::None => (Status::Running, None),
+        _ if before.status == Status::Paused && session.hold != Hold::Paused => {
+            (session.implied_status(), None)
+        }
+        _ => (before.status, None),
+    };
+    let detail = detail.map(|detail| plain(detail, DETAIL_LIMIT));
+    let detail = detail.as_deref();
+    let hold = session.hold;
+    let events = events(work, status, detail, run.mode, released);
+    let event_seq = before.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
+    let left: Vec<i64> = session.left.iter().map(|letter| letter.seq).collect();
+    let update = tx.prepare_cached(sql::COMMIT_SESSION).await?;
+    let stored = tx
+        .execute(
+            &update,
+            &[
+                &session.id.0,
+                &session.version,
+                &work.id,
+                &status.word(),
+                &detail,
+                &hold.word(),
+                &session.length(),
+                &session.cursor,
+                &left,
+                &event_seq,
+                &work.agent_revision,
+            ],
+        )
+        .await?;
+    if stored != 1 {
+        return Err(StoreError::Corrupt("the session's row changed under its lock".to_owned()));
+    }
+    insert_turns(tx, work).await?;
+    upsert_calls(tx, work).await?;
+    open_and_close_tokens(tx, work, before).await?;
+    insert_events(tx, session.id, &before.owner, before.event_seq, &events).await?;
+    if released {
+        match &work.run {
+            RunAfter::Keep => {}
+            RunAfter::End { .. } => {
+                let end = tx.prepare_cached(sql::END_RUN).await?;
+                tx.execute(&end, &[&session.id.0, &work.epoch]).await?;
+            }
+            RunAfter::Park { on, until } => {
+                let park = tx.prepare_cached(sql::PARK_RUN).await?;
+                tx.execute(&park, &[&session.id.0, &work.epoch, on, until]).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The events of a step: what ended, what the session is now, what begins, and how the run ended.
+fn events(work: &Commit, status: Status, detail: Option<&str>, mode: Mode, released: bool) -> Vec<NewEvent> {
+    let (mut ended, mut begun, mut deferred) = (Vec::new(), Vec::new(), Vec::new());
+    for event in &work.happened {
+        match event {
+            Event::Finished { call, settled, .. } => ended.push(NewEvent::new(
+                "tool.completed",
+                &json!({"tool_call_id": call, "tool": tool(work, *call), "succeeded": settled.word() == "completed", "state": settled.word()}),
+            )),
+            Event::Started { call, .. } => begun
+                .push(NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, *call)}))),
+            Event::Deferred { call, .. } => deferred.push(*call),
+            _ => {}
+        }
+    }
+    let head = (work.session.length() > 0).then(|| work.session.length());
+    let mut events = ended;
+    events.push(NewEvent::updated(work.session.version + 1, status, detail, head));
+    if !deferred.is_empty() {
+        events.push(NewEvent::new("calls.deferred", &json!({"calls": deferred})));
+    }
+    events.extend(begun);
+    if let (true, RunAfter::End { .. }) = (released && mode != Mode::None, &work.run) {
+        if status == Status::Failed {
+            events.push(NewEvent::new("session.failed", &json!({"message": detail.unwrap_or_default()})));
+        }
+        events.push(NewEvent::new("run.stopped", &json!({"status": status.word()})));
+    }
+    events
+}
+
+fn tool(work: &Commit, call: CallId) -> &str {
+    work.session.call(call).map_or("", |call| call.name.as_str())
+}
+
+async fn tell_parent(
+    tx: &Transaction<'_>,
+    work: &Commit,
+    sessions: &[Locked],
+    runs: &[LockedRun],
+) -> Result<(), StoreError> {
+    let Some((parent, letter)) = &work.to_parent else { return Ok(()) };
+    let Some(recipient) = sessions.iter().find(|session| session.id == *parent && !session.deleted) else {
+        return Ok(());
+    };
+    let known = tx.prepare_cached(sql::FIND_MAIL).await?;
+    if tx.query_opt(&known, &[&parent.0, &letter.id.0]).await?.is_some() {
+        return Ok(());
+    }
+    let run = runs.iter().find(|run| run.session == *parent);
+    take_in(tx, recipient, run, vec![letter.clone()], Ask::GoOn, None).await.map(|_| ())
+}
+
+async fn insert_turns(tx: &Transaction<'_>, work: &Commit) -> Result<(), StoreError> {
+    let turns: Vec<&Arc<Turn>> = work
+        .happened
+        .iter()
+        .filter_map(|event| match event {
+            Event::Sealed(turn) | Event::Answered { turn, .. } => Some(turn),
+            _ => None,
+        })
+        .collect();
+    if turns.is_empty() {
+        return Ok(());
+    }
+    let count = turns.len();
+    let usage = |turn: &&Arc<Turn>| match &turn.body {
+        TurnBody::Llm(llm) => llm.usage,
+        TurnBody::User(_) => None,
+    };
+    let tokens = |pick: fn(holdfast_engine::content::Usage) -> u64| -> Vec<Option<i64>> {
+        turns
+            .iter()
+            .map(|turn| usage(turn).map(|usage| i64::try_from(pick(usage)).unwrap_or(i64::MAX)))
+            .collect()
+    };
+    let bodies: Vec<String> = turns.iter().map(|turn| turn.body.to_json()).collect::<Result<_, _>>()?;
+    let sessions = vec![work.session.id.0; count];
+    let positions: Vec<i64> = turns.iter().map(|turn| turn.position).collect();
+    let ids: Vec<Uuid> = turns.iter().map(|turn| turn.id.0).collect();
+    let tags: Vec<&str> = turns.iter().map(|turn| turn.body.tag()).collect();
+    let formats = vec![TURN_FORMAT; count];
+    let versions = vec![work.session.version + 1; count];
+    let times: Vec<DateTime<Utc>> = turns.iter().map(|turn| turn.at).collect();
+    let (input, output, cached) = (
+        tokens(|usage| usage.input_tokens),
+        tokens(|usage| usage.output_tokens),
+        tokens(|usage| usage.cached_tokens),
+    );
+    let statement = tx.prepare_cached(sql::INSERT_TURNS).await?;
+    tx.execute(
+        &statement,
+        &[&sessions, &positions, &ids, &tags, &formats, &bodies, &versions, &times, &input, &output, &cached],
+    )
+    .await?;
+    Ok(())
+}
+
+/// The calls that the step touched, as they stand after it.
+fn touched_calls(work: &Commit) -> Vec<&TrackedCall> {
+    let sealed = work.happened.iter().any(|event| matches!(event, Event::Sealed(_)));
+    let touched = |id: CallId| {
+        work.happened.iter().any(|event| match event {
+            Event::Answered { calls, .. } => calls.iter().any(|call| call.id == id),
+            Event::Started { call, .. }
+            | Event::Deferred { call, .. }
+            | Event::Returned { call }
+            | Event::Finished { call, .. } => *call == id,
+            _ => false,
+        })
+    };
+    work.session.calls.iter().filter(|call| sealed || touched(call.id)).collect()
+}
+
+async fn upsert_calls(tx: &Transaction<'_>, work: &Commit) -> Result<(), StoreError> {
+    let calls = touched_calls(work);
+    if calls.is_empty() {
+        return Ok(());
+    }
+    macro_rules! column {
+        ($call:ident => $value:expr) => {
+            calls.iter().map(|$call| $value).collect::<Vec<_>>()
+        };
+    }
+    let json = |result: Result<String, serde_json::Error>| result.map_err(StoreError::from);
+    let dispositions: Vec<String> = calls
+        .iter()
+        .map(|call| json(serde_json::to_string(&call.policy.disposition)))
+        .collect::<Result<_, _>>()?;
+    let settled: Vec<Option<String>> = calls
+        .iter()
+        .map(|call| call.settled.as_ref().map(|settled| json(serde_json::to_string(settled))).transpose())
+        .collect::<Result<_, _>>()?;
+    let statement = tx.prepare_cached(sql::UPSERT_CALLS).await?;
+    tx.execute(
+        &statement,
+        &[
+            &vec![work.session.id.0; calls.len()],
+            &column!(call => call.id.0),
+            &column!(call => call.turn),
+            &column!(call => call.index),
+            &column!(call => call.provider_id.as_str()),
+            &column!(call => call.name.as_str()),
+            &column!(call => call.arguments.as_str()),
+            &dispositions,
+            &column!(call => call.policy.decided_by.as_str()),
+            &column!(call => call.policy.idempotent),
+            &column!(call => call.policy.deadline_seconds.and_then(|seconds| i64::try_from(seconds).ok())),
+            &column!(call => call.state.word()),
+            &column!(call => call.attempt),
+            &column!(call => call.token.map(|token| token.0)),
+            &column!(call => call.expires_at),
+            &column!(call => call.created_at),
+            &column!(call => call.started_at),
+            &settled,
+            &column!(call => call.finished_at),
+            &column!(call => call.told),
+            &column!(call => call.told_result),
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+/// Opens the tokens of calls that the step deferred, and closes those of calls that it cancelled.
+/// A completion that came before the cancel stays, and its letter is told late.
+async fn open_and_close_tokens(
+    tx: &Transaction<'_>,
+    work: &Commit,
+    before: &Locked,
+) -> Result<(), StoreError> {
+    let calls = touched_calls(work);
+    let cancelled: Vec<CallId> = calls
+        .iter()
+        .filter(|call| call.state == CallState::Cancelled && call.token.is_some())
+        .map(|call| call.id)
+        .collect();
+    let opened: Vec<&TrackedCall> = calls
+        .into_iter()
+        .filter(|call| {
+            work.happened
+                .iter()
+                .any(|event| matches!(event, Event::Deferred { call: id, .. } if *id == call.id))
+        })
+        .collect();
+    if !opened.is_empty() {
+        let count = opened.len();
+        let reason = |call: &&TrackedCall| match call.policy.disposition.base() {
+            Disposition::Defer { reason } => plain(reason, DETAIL_LIMIT),
+            _ => String::new(),
+        };
+        let statement = tx.prepare_cached(sql::INSERT_CONTINUATIONS).await?;
+        tx.execute(
+            &statement,
+            &[
+                &opened.iter().filter_map(|call| call.token.map(|token| token.0)).collect::<Vec<_>>(),
+                &vec![work.session.id.0; count],
+                &opened.iter().map(|call| call.id.0).collect::<Vec<_>>(),
+                &vec![before.owner.as_str(); count],
+                &vec![work.agent.as_str(); count],
+                &opened.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(),
+                &opened.iter().map(reason).collect::<Vec<_>>(),
+                &opened.iter().map(|call| call.provider_id.as_str()).collect::<Vec<_>>(),
+                &opened.iter().map(|call| call.arguments.as_str()).collect::<Vec<_>>(),
+                &opened.iter().map(|call| call.started_at.unwrap_or(call.created_at)).collect::<Vec<_>>(),
+                &opened.iter().map(|call| call.expires_at).collect::<Vec<_>>(),
+            ],
+        )
+        .await?;
+    }
+    if !cancelled.is_empty() {
+        crate::accept::cancel_continuations(tx, work.session.id, Some(&cancelled)).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Connections: a pool for the hot path, a pool for the read side, and what errors mean.
+//!
+//! Every session runs in UTC with `statement_timeout` 30 s, `lock_timeout` 10 s and
+//! `idle_in_transaction_session_timeout` 30 s, sent as start-up options; the URL's own `options` come later
+//! and win. `search_path` stays as the role or the URL has it. Behind a transaction-mode pooler no options
+//! are sent (see [`ConnectOptions::transaction_pooler`]): give the database role these settings instead.
+//!
+//! sqlx leaves a pooled connection inside a transaction when its `begin()` is cancelled (sqlx#4393). Never
+//! put `begin()` under `timeout` or `select!`, nor in a handler that a disconnect cancels: spawn it. Plain
+//! queries may be cancelled.
+
+mod backoff;
+mod fault;
+mod target;
+mod tls;
+
+use std::fmt;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
+use sqlx::postgres::{PgPool, PgPoolOptions};
+
+pub(crate) use backoff::Backoff;
+pub use fault::{Fault, is_retryable, is_transient};
+pub(crate) use target::{RawConnection, Session, Target};
+
+/// Bound on opening a socket; the handshake may take as long again.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bound on the question whether a pooled connection still works.
+const RECYCLE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How to connect.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// `postgres://` URL for the pools. `sslmode` is `disable`, `prefer` (the default), `require`,
+    /// `verify-ca` or `verify-full`; the verifying ones trust the public authorities or `sslrootcert`.
+    pub url: String,
+    /// URL for what needs a session of its own: LISTEN, migrations. None takes `url`.
+    pub listen_url: Option<String>,
+    /// Names the sessions on the server: `holdfast-<role>`.
+    pub role: String,
+    /// Connections of the hot path.
+    pub hot_connections: usize,
+    /// Connections of the read side.
+    pub read_connections: u32,
+    /// How long a caller waits for a free connection of either pool.
+    pub wait: Duration,
+    /// `url` leads through a pooler in transaction mode: no start-up options, no named statements on the
+    /// read side. Then `listen_url` must be given.
+    pub transaction_pooler: bool,
+}
+
+impl ConnectOptions {
+    /// Eight hot and eight read connections, five seconds of waiting, no pooler.
+    pub fn new(url: impl Into<String>, role: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            listen_url: None,
+            role: role.into(),
+            hot_connections: 8,
+            read_connections: 8,
+            wait: Duration::from_secs(5),
+            transaction_pooler: false,
+        }
+    }
+}
+
+// URLs hold passwords.
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectOptions")
+            .field("role", &self.role)
+            .field("hot_connections", &self.hot_connections)
+            .field("read_connections", &self.read_connections)
+            .field("wait", &self.wait)
+            .field("transaction_pooler", &self.transaction_pooler)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no connection, or why a simple call on it failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The URL can't be used; the text doesn't quote it.
+    #[error("the database URL is wrong: {0}")]
+    Url(String),
+    /// TLS can't be set up as the URL asks.
+    #[error("TLS for the database: {0}")]
+    Tls(String),
+    /// Every connection of the hot pool stayed busy.
+    #[error("no database connection became free within {} ms", waited.as_millis())]
+    PoolTimeout {
+        /// How long the caller waited.
+        waited: Duration,
+    },
+    /// The server didn't answer in time.
+    #[error("the database took over {} ms for {what}", limit.as_millis())]
+    Slow {
+        /// What was being done.
+        what: &'static str,
+        /// The bound.
+        limit: Duration,
+    },
+    /// The pool can't give a connection for another reason.
+    #[error("database pool: {0}")]
+    Pool(#[source] PoolError),
+    /// The hot path's driver failed.
+    #[error("database: {}", described(.0))]
+    Postgres(#[from] tokio_postgres::Error),
+    /// The read side's driver failed.
+    #[error("database: {0}")]
+    Sqlx(#[from] sqlx::Error),
+}
+
+impl ConnectError {
+    /// What the caller should do about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Url(_) | Self::Tls(_) => Fault::Permanent,
+            Self::PoolTimeout { .. } | Self::Slow { .. } => Fault::Unavailable,
+            Self::Pool(error) => Fault::of_pool(error),
+            Self::Postgres(error) => Fault::of(error),
+            Self::Sqlx(error) => Fault::of_sqlx(error),
+        }
+    }
+}
+
+/// The driver's text names only the step; the server's message or the system's error is the cause. A
+/// server's detail is left out, as it quotes row values.
+fn described(error: &tokio_postgres::Error) -> String {
+    use std::error::Error as _;
+    match (error.as_db_error(), error.source()) {
+        (Some(db), _) => format!("{} ({})", db.message(), db.code().code()),
+        (None, Some(cause)) => format!("{error}: {cause}"),
+        (None, None) => error.to_string(),
+    }
+}
+
+/// The connections of one process. Cheap to clone; all clones share the pools.
+#[derive(Clone)]
+pub struct Db {
+    hot: Pool,
+    read: PgPool,
+    listen_url: String,
+    role: String,
+    wait: Duration,
+}
+
+impl fmt::Debug for Db {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Db")
+            .field("role", &self.role)
+            .field("hot", &self.hot.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Builds the pools and tries them once. A server that is away is no error: connections are opened as
+/// they are needed, and [`Db::ping`] tells whether that works.
+///
+/// # Errors
+/// [`ConnectError::Url`] and [`ConnectError::Tls`] for options that can't work, and what the server
+/// answers when waiting doesn't help, such as a wrong password.
+pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
+    let ConnectOptions { url, listen_url, role, wait, transaction_pooler, .. } = &options;
+    if *transaction_pooler && listen_url.is_none() {
+        return Err(ConnectError::Url("a transaction-mode pooler needs a direct URL beside it".to_owned()));
+    }
+    let session = if *transaction_pooler { Session::Plain } else { Session::Bounded };
+    let target = Target::parse(url, role, session)?;
+    let listen_url = listen_url.clone().unwrap_or_else(|| url.clone());
+    Target::parse(&listen_url, role, Session::Bounded)?;
+
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Verified };
+    let hot = Pool::builder(Manager::from_config(target.config, target.tls, recycling))
+        .max_size(options.hot_connections.max(1))
+        .runtime(Runtime::Tokio1)
+        .wait_timeout(Some(*wait))
+        .create_timeout(Some(CONNECT_TIMEOUT * 2))
+        .recycle_timeout(Some(RECYCLE_TIMEOUT))
+        .build()
+        .map_err(|error| ConnectError::Url(error.to_string()))?;
+    let read = PgPoolOptions::new()
+        .max_connections(options.read_connections.max(1))
+        .acquire_timeout(*wait)
+        .idle_timeout(Some(Duration::from_secs(300)))
+        .max_lifetime(Some(Duration::from_secs(1800)))
+        .connect_lazy_with(target.sqlx);
+    let db = Db { hot, read, listen_url, role: options.role, wait: options.wait };
+    match db.ping().await {
+        Err(error) if error.fault() == Fault::Permanent => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "the database is away; connecting when it returns");
+            Ok(db)
+        }
+        Ok(()) => Ok(db),
+    }
+}
+
+impl Db {
+    /// A connection of the hot path, proved to work by an empty statement. Return it by dropping it;
+    /// statements prepared through its cache stay with it.
+    ///
+    /// # Errors
+    /// [`ConnectError::PoolTimeout`] if none becomes free in time, else what connecting gave.
+    pub async fn client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
+        self.hot.get().await.map_err(|error| match error {
+            PoolError::Timeout(TimeoutType::Wait) => ConnectError::PoolTimeout { waited: self.wait },
+            PoolError::Timeout(TimeoutType::Create) => {
+                ConnectError::Slow { what: "connecting", limit: CONNECT_TIMEOUT * 2 }
+            }
+            PoolError::Timeout(TimeoutType::Recycle) => {
+                ConnectError::Slow { what: "an empty statement", limit: RECYCLE_TIMEOUT }
+            }
+            PoolError::Backend(error) => ConnectError::Postgres(error),
+            other => ConnectError::Pool(other),
+        })
+    }
+
+    /// The read side's pool.
+    pub fn read(&self) -> &PgPool {
+        &self.read
+    }
+
+    /// URL for connections with a session of their own: LISTEN and migrations. It contains the password.
+    pub fn listen_url(&self) -> &str {
+        &self.listen_url
+    }
+
+    /// The role given at the start, as in `holdfast-<role>`.
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// Size and use of the hot pool, for metrics.
+    pub fn hot_status(&self) -> deadpool_postgres::Status {
+        self.hot.status()
+    }
+
+    /// Asks the server for a sign of life on the hot path.
+    ///
+    /// # Errors
+    /// As [`Db::client`], and [`ConnectError::Slow`] after five seconds without an answer.
+    pub async fn ping(&self) -> Result<(), ConnectError> {
+        let client = self.client().await?;
+        match tokio::time::timeout(CONNECT_TIMEOUT, client.simple_query("SELECT 1")).await {
+            Ok(answer) => {
+                answer?;
+                Ok(())
+            }
+            Err(_) => Err(ConnectError::Slow { what: "a ping", limit: CONNECT_TIMEOUT }),
+        }
+    }
+
+    /// Closes both pools: later calls fail, connections in use close when they come back.
+    pub async fn close(&self) {
+        self.hot.close();
+        self.read.close().await;
+    }
+}

@@ -1,0 +1,130 @@
+//! What a failed database call means for its caller: wait, try again, or give up.
+
+use std::error::Error as StdError;
+use std::io;
+
+use deadpool_postgres::PoolError;
+
+/// What to do about an error of the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The database is away, full or too slow: back off and try again, or answer `unavailable`. If the
+    /// connection was lost during COMMIT, the transaction's outcome is unknown.
+    Unavailable,
+    /// The server rolled the transaction back because of its neighbours: run it again.
+    Retryable,
+    /// Trying again gives the same error.
+    Permanent,
+}
+
+impl Fault {
+    /// What an SQLSTATE means.
+    pub fn of_code(code: &str) -> Fault {
+        match code {
+            // Serialization failure, deadlock, and a lock that wasn't granted within lock_timeout.
+            "40001" | "40P01" | "55P03" => Fault::Retryable,
+            // Shutdowns, a server that is starting, idle limits that closed the connection, a
+            // statement over its time, a primary that has become a standby, a full disk or memory.
+            "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "57014" | "25006" => Fault::Unavailable,
+            "53000" | "53100" | "53200" | "53300" => Fault::Unavailable,
+            code if code.starts_with("08") => Fault::Unavailable,
+            _ => Fault::Permanent,
+        }
+    }
+
+    /// What an error of the hot path means.
+    pub fn of(error: &tokio_postgres::Error) -> Fault {
+        if let Some(code) = error.code() {
+            return Fault::of_code(code.code());
+        }
+        if error.is_closed() { Fault::Unavailable } else { of_cause(error) }
+    }
+
+    /// What an error of the hot pool means.
+    pub fn of_pool(error: &PoolError) -> Fault {
+        match error {
+            PoolError::Timeout(_) | PoolError::Closed => Fault::Unavailable,
+            PoolError::Backend(error) => Fault::of(error),
+            PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => Fault::Permanent,
+        }
+    }
+
+    /// What an error of the read side means.
+    pub fn of_sqlx(error: &sqlx::Error) -> Fault {
+        match error {
+            sqlx::Error::Database(error) => {
+                error.code().map_or(Fault::Permanent, |code| Fault::of_code(&code))
+            }
+            sqlx::Error::Io(error) => of_io(error),
+            sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
+                Fault::Unavailable
+            }
+            sqlx::Error::Tls(error) => of_cause_from(Some(&**error)),
+            _ => Fault::Permanent,
+        }
+    }
+}
+
+/// Whether the error says only that the database is away for now.
+pub fn is_transient(error: &tokio_postgres::Error) -> bool {
+    Fault::of(error) == Fault::Unavailable
+}
+
+/// Whether the whole transaction should be run again.
+pub fn is_retryable(error: &tokio_postgres::Error) -> bool {
+    Fault::of(error) == Fault::Retryable
+}
+
+fn of_cause(error: &tokio_postgres::Error) -> Fault {
+    of_cause_from(error.source())
+}
+
+/// Finds the system's error among the causes; drivers hide which step it broke.
+fn of_cause_from(mut cause: Option<&(dyn StdError + 'static)>) -> Fault {
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return of_io(error);
+        }
+        cause = error.source();
+    }
+    Fault::Permanent
+}
+
+/// Refused certificates and malformed messages come as invalid data or input; everything else of the
+/// system's is about reaching the server.
+fn of_io(error: &io::Error) -> Fault {
+    match error.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => {
+            Fault::Permanent
+        }
+        _ => Fault::Unavailable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_mean_what_the_callers_do() {
+        for code in ["57P01", "57P02", "57P03", "08006", "08P01", "53300", "25006", "57014"] {
+            assert_eq!(Fault::of_code(code), Fault::Unavailable, "{code}");
+        }
+        for code in ["40001", "40P01", "55P03"] {
+            assert_eq!(Fault::of_code(code), Fault::Retryable, "{code}");
+        }
+        for code in ["23505", "42P01", "28P01", "3D000", "22P05"] {
+            assert_eq!(Fault::of_code(code), Fault::Permanent, "{code}");
+        }
+    }
+
+    #[test]
+    fn the_read_sides_errors_are_told_apart() {
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(Fault::of_sqlx(&sqlx::Error::Io(reset)), Fault::Unavailable);
+        assert_eq!(Fault::of_sqlx(&sqlx::Error::PoolTimedOut), Fault::Unavailable);
+        assert_eq!(Fault::of_sqlx(&sqlx::Error::RowNotFound), Fault::Permanent);
+        let refused = sqlx::Error::Tls(Box::new(io::Error::from(io::ErrorKind::InvalidData)));
+        assert_eq!(Fault::of_sqlx(&refused), Fault::Permanent);
+    }
+}

@@ -1,0 +1,93 @@
+//! Deleting a session and all below it. The mark is the fence: commits, spawns and accepts check it
+//! under the session's lock. Rows go later, in bounded passes.
+
+use holdfast_engine::ids::SessionId;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{
+    Store,
+    accept::Caller,
+    errors::StoreError,
+    letters::{NewEvent, insert_events, lock_own, lock_runs, lock_sessions},
+    retry::against_rivals,
+    sql,
+};
+
+/// What a deletion took, or would take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// The session and its descendants, deepest first.
+    pub sessions: Vec<SessionId>,
+    /// How many tokens go with them.
+    pub continuations: i64,
+}
+
+/// Deletes a session with its descendants and their tokens; with `dry_run`, only says what it would.
+///
+/// # Errors
+/// [`StoreError::UnknownSession`]; [`StoreError::RunInProgress`] while a worker holds a run of the
+/// tree or of an ancestor. Runs that are queued or parked don't refuse.
+pub async fn delete(
+    store: &Store,
+    caller: &Caller,
+    id: SessionId,
+    dry_run: bool,
+) -> Result<Plan, StoreError> {
+    let plan = against_rivals(|| delete_once(store, caller, id, dry_run)).await?;
+    if !dry_run {
+        for session in &plan.sessions {
+            store.announce(*session, false);
+        }
+    }
+    Ok(plan)
+}
+
+async fn delete_once(
+    store: &Store,
+    caller: &Caller,
+    id: SessionId,
+    dry_run: bool,
+) -> Result<Plan, StoreError> {
+    let mut client = store.client().await?;
+    let tx = client.transaction().await?;
+    lock_own(&tx, id, caller.owner.as_deref()).await?;
+    let lock_tree = tx.prepare_cached(sql::LOCK_TREE).await?;
+    let mut locked: Vec<SessionId> = Vec::new();
+    // A child that was spawned while we waited for its parent's lock shows in the next look.
+    let tree = loop {
+        let rows = tx.query(&lock_tree, &[&id.0]).await?;
+        let tree: Vec<SessionId> =
+            rows.iter().map(|row| row.try_get(0).map(SessionId)).collect::<Result<_, _>>()?;
+        if tree.iter().all(|session| locked.contains(session)) {
+            break tree;
+        }
+        lock_sessions(&tx, &tree).await?;
+        locked = tree;
+    };
+    let ids: Vec<Uuid> = tree.iter().map(|session| session.0).collect();
+    lock_runs(&tx, &tree).await?;
+    let held = tx.prepare_cached(sql::RUN_IN_TREE).await?;
+    if tx.query_one(&held, &[&id.0, &ids]).await?.try_get::<_, bool>(0)? {
+        return Err(StoreError::RunInProgress);
+    }
+    let count = tx.prepare_cached(sql::COUNT_CONTINUATIONS).await?;
+    let continuations = tx.query_one(&count, &[&ids]).await?.try_get(0)?;
+    let plan = Plan { sessions: tree, continuations };
+    if dry_run {
+        tx.rollback().await?;
+        return Ok(plan);
+    }
+    for statement in [sql::DELETE_RUNS, sql::DELETE_CONTINUATIONS] {
+        let statement = tx.prepare_cached(statement).await?;
+        tx.execute(&statement, &[&ids]).await?;
+    }
+    let mark = tx.prepare_cached(sql::DELETE_TREE).await?;
+    for row in tx.query(&mark, &[&ids]).await? {
+        let (session, seq): (Uuid, i64) = (row.try_get("id")?, row.try_get("event_seq")?);
+        let event = NewEvent::new("session.deleted", &json!({}));
+        insert_events(&tx, SessionId(session), row.try_get("owner")?, seq - 1, &[event]).await?;
+    }
+    tx.commit().await?;
+    Ok(plan)
+}

@@ -1,0 +1,113 @@
+//! What the store refuses or can't do.
+
+use holdfast_engine::content::BlobError;
+
+use crate::connect::{ConnectError, Fault};
+
+/// Why a store function has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Postgres is away, restarting or out of connections; trying again later may work.
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// Postgres ended the transaction for the sake of another one; the store tries again by itself.
+    #[error("the transaction was rolled back for another one")]
+    Rival,
+    /// No such session for this caller.
+    #[error("unknown session")]
+    UnknownSession,
+    /// No such agent.
+    #[error("unknown agent {0:?}")]
+    UnknownAgent(String),
+    /// No such token for this caller.
+    #[error("unknown token")]
+    UnknownToken,
+    /// The token was used before.
+    #[error("the call was completed before")]
+    TokenCompleted {
+        /// Whether with the same result, as a retry would.
+        same_result: bool,
+    },
+    /// The call was cancelled before a result came.
+    #[error("the call was cancelled")]
+    TokenCancelled,
+    /// The call's deadline has passed.
+    #[error("the call expired")]
+    TokenExpired,
+    /// A run goes on that has to end first.
+    #[error("a run is in progress")]
+    RunInProgress,
+    /// There is no run to cancel.
+    #[error("no run is active")]
+    NoActiveRun,
+    /// The mailbox holds as much unread mail as it may.
+    #[error("the mailbox is full: it holds {limit} unread messages")]
+    MailboxFull {
+        /// How much it may hold.
+        limit: i64,
+    },
+    /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for another request")]
+    IdempotencyMismatch,
+    /// Stored data that this build can't read.
+    #[error("stored data can't be read: {0}")]
+    Corrupt(String),
+    /// Anything else that Postgres says.
+    #[error("database error {code}: {message}")]
+    Database {
+        /// The SQLSTATE, or `client`.
+        code: String,
+        /// The server's message; never shown to clients.
+        message: String,
+    },
+}
+
+impl StoreError {
+    /// Whether the database is away, as opposed to having said no.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+
+    fn of(fault: Fault, code: Option<&str>, message: String) -> Self {
+        match fault {
+            Fault::Unavailable => Self::Unavailable(message),
+            Fault::Retryable => Self::Rival,
+            Fault::Permanent => Self::Database { code: code.unwrap_or("client").to_owned(), message },
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for StoreError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
+        Self::of(Fault::of(&error), error.code().map(tokio_postgres::error::SqlState::code), message)
+    }
+}
+
+impl From<ConnectError> for StoreError {
+    fn from(error: ConnectError) -> Self {
+        Self::of(error.fault(), None, error.to_string())
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        let fault = Fault::of_sqlx(&error);
+        match error.as_database_error() {
+            Some(db) => Self::of(fault, db.code().as_deref(), db.message().to_owned()),
+            None => Self::of(fault, None, error.to_string()),
+        }
+    }
+}
+
+impl From<serde_json::Error> for StoreError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Corrupt(error.to_string())
+    }
+}
+
+impl From<BlobError> for StoreError {
+    fn from(error: BlobError) -> Self {
+        Self::Corrupt(error.to_string())
+    }
+}

@@ -1,0 +1,209 @@
+//! Turns, mail and deferred calls as clients read them.
+
+use chrono::{DateTime, Utc};
+use holdfast_engine::{
+    ids::{MailId, SessionId, Token},
+    mail::{Envelope, Priority},
+    turn::Turn,
+};
+use uuid::Uuid;
+
+use crate::{Store, errors::StoreError, load::stored_turn};
+
+/// Turns of a session, newest first: those below `below`, at most `limit`.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if this build can't read one.
+pub async fn newest_turns(
+    store: &Store,
+    id: SessionId,
+    below: i64,
+    limit: i64,
+) -> Result<Vec<Turn>, StoreError> {
+    let rows = sqlx::query!(
+        "SELECT position, id, tag, format, body, at FROM turns WHERE session_id = $1 AND position < $2
+         ORDER BY position DESC LIMIT $3",
+        id.0,
+        below,
+        limit
+    )
+    .fetch_all(store.read())
+    .await?;
+    rows.iter()
+        .map(|row| stored_turn(row.id, row.position, &row.tag, row.format, &row.body, row.at))
+        .collect()
+}
+
+/// Turns of a session, oldest first: those from position `from`, at most `limit`.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if this build can't read one.
+pub async fn turns_from(
+    store: &Store,
+    id: SessionId,
+    from: i64,
+    limit: i64,
+) -> Result<Vec<Turn>, StoreError> {
+    let rows = sqlx::query!(
+        "SELECT position, id, tag, format, body, at FROM turns WHERE session_id = $1 AND position >= $2
+         ORDER BY position LIMIT $3",
+        id.0,
+        from,
+        limit
+    )
+    .fetch_all(store.read())
+    .await?;
+    rows.iter()
+        .map(|row| stored_turn(row.id, row.position, &row.tag, row.format, &row.body, row.at))
+        .collect()
+}
+
+/// Mail of a session in order, at most `limit`; with `unread`, what the model hasn't been told yet.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if this build can't read one.
+pub async fn mail(
+    store: &Store,
+    id: SessionId,
+    unread: bool,
+    limit: i64,
+) -> Result<Vec<Envelope>, StoreError> {
+    let rows = sqlx::query!(
+        "SELECT m.id, m.seq, m.sender, m.priority, m.hops, m.body, m.sent_at
+         FROM mail m JOIN sessions s ON s.id = m.session_id
+         WHERE m.session_id = $1 AND (NOT $2 OR m.seq > s.mail_cursor OR m.seq = ANY(s.mail_left))
+         ORDER BY m.seq LIMIT $3",
+        id.0,
+        unread,
+        limit
+    )
+    .fetch_all(store.read())
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(Envelope {
+                id: MailId(row.id),
+                seq: row.seq,
+                from: serde_json::from_str(&row.sender)?,
+                priority: if row.priority == "high" { Priority::High } else { Priority::Normal },
+                hops: u32::try_from(row.hops).unwrap_or_default(),
+                sent_at: row.sent_at,
+                body: serde_json::from_str(&row.body)?,
+            })
+        })
+        .collect()
+}
+
+/// A deferred call as external programs see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeferredCall {
+    /// Its token.
+    pub token: Uuid,
+    /// Its session.
+    pub session_id: Uuid,
+    /// The session's agent.
+    pub agent: String,
+    /// The engine's id of the call.
+    pub call_id: Uuid,
+    /// The provider's id of the call.
+    pub provider_id: String,
+    /// The tool.
+    pub tool: String,
+    /// The arguments as the model wrote them.
+    pub arguments: String,
+    /// Why it was deferred.
+    pub reason: String,
+    /// `open`, `completed`, `failed`, `cancelled` or `expired`.
+    pub state: String,
+    /// When it was deferred.
+    pub created_at: DateTime<Utc>,
+    /// When it expires.
+    pub expires_at: Option<DateTime<Utc>>,
+}
+
+/// The open deferred calls of a session, in the order in which they were asked for.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn pending(store: &Store, id: SessionId) -> Result<Vec<DeferredCall>, StoreError> {
+    let rows = sqlx::query_as!(
+        DeferredCall,
+        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.created_at, c.expires_at
+         FROM continuations c JOIN tool_calls t ON t.session_id = c.session_id AND t.id = c.call_id
+         WHERE c.session_id = $1 AND c.state = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
+         ORDER BY t.turn, t.index",
+        id.0
+    )
+    .fetch_all(store.read())
+    .await?;
+    Ok(rows)
+}
+
+/// The deferred calls of a session with these engine ids, in whatever state they are.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn deferred_calls(
+    store: &Store,
+    id: SessionId,
+    calls: &[Uuid],
+) -> Result<Vec<DeferredCall>, StoreError> {
+    let rows = sqlx::query_as!(
+        DeferredCall,
+        "SELECT token, session_id, agent, call_id, provider_id, tool, arguments, reason, state, created_at, expires_at
+         FROM continuations WHERE session_id = $1 AND call_id = ANY($2) ORDER BY created_at, token",
+        id.0,
+        calls
+    )
+    .fetch_all(store.read())
+    .await?;
+    Ok(rows)
+}
+
+/// Open deferred calls across an owner's sessions, oldest first.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn pending_across(
+    store: &Store,
+    owner: &str,
+    tool: Option<&str>,
+    agent: Option<&str>,
+    limit: i64,
+) -> Result<Vec<DeferredCall>, StoreError> {
+    let rows = sqlx::query_as!(
+        DeferredCall,
+        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.created_at, c.expires_at
+         FROM continuations c JOIN sessions s ON s.id = c.session_id
+         WHERE c.owner = $1 AND c.state = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
+           AND ($2::text IS NULL OR c.tool = $2) AND ($3::text IS NULL OR c.agent = $3) AND s.deleted_at IS NULL
+         ORDER BY c.created_at, c.token LIMIT $4",
+        owner,
+        tool,
+        agent,
+        limit
+    )
+    .fetch_all(store.read())
+    .await?;
+    Ok(rows)
+}
+
+/// A deferred call by its token.
+///
+/// # Errors
+/// [`StoreError::UnknownToken`], also for another owner's and a deleted session's.
+pub async fn by_token(store: &Store, owner: &str, token: Token) -> Result<DeferredCall, StoreError> {
+    sqlx::query_as!(
+        DeferredCall,
+        r#"SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason,
+                  CASE WHEN c.state = 'open' AND c.expires_at <= now() THEN 'expired' ELSE c.state END AS "state!",
+                  c.created_at, c.expires_at
+           FROM continuations c JOIN sessions s ON s.id = c.session_id
+           WHERE c.token = $1 AND c.owner = $2 AND s.deleted_at IS NULL"#,
+        token.0,
+        owner
+    )
+    .fetch_optional(store.read())
+    .await?
+    .ok_or(StoreError::UnknownToken)
+}

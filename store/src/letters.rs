@@ -1,0 +1,335 @@
+//! Taking mail in: the one path by which anything reaches a session from outside its run.
+
+use deadpool_postgres::Transaction;
+use holdfast_engine::{
+    decide::Mode,
+    ids::{MailId, SessionId},
+    mail::{MailBody, Priority, Sender},
+    session::{Hold, Status},
+};
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::{errors::StoreError, sql};
+
+/// How much unread mail of clients a mailbox holds.
+pub const MAILBOX_LIMIT: i64 = 256;
+
+/// A letter to accept.
+#[derive(Debug, Clone)]
+pub struct Letter {
+    /// Its id; a repeat of it is the same letter.
+    pub id: MailId,
+    /// Who sends it.
+    pub from: Sender,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// How many sessions passed it on.
+    pub hops: u32,
+    /// What it says.
+    pub body: MailBody,
+}
+
+/// What a client learns of an accepted letter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipt {
+    /// The letter's id.
+    pub id: MailId,
+    /// Its place in the mailbox.
+    pub seq: i64,
+    /// Whether it had been accepted before.
+    pub duplicate: bool,
+}
+
+/// Which run accepted mail asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// None: the letters wait.
+    Nothing,
+    /// One that folds what arrived and does no more.
+    Fold,
+    /// One that goes on as far as it can, unless the session is held or a run is active anyway.
+    GoOn,
+    /// What a person asked for; lifts a hold.
+    Run(Mode),
+}
+
+/// A session's row, locked.
+#[derive(Debug, Clone)]
+pub(crate) struct Locked {
+    pub(crate) id: SessionId,
+    pub(crate) owner: String,
+    pub(crate) status: Status,
+    pub(crate) hold: Hold,
+    pub(crate) version: i64,
+    pub(crate) last_commit: Option<Uuid>,
+    pub(crate) turns: i64,
+    pub(crate) mail_seq: i64,
+    pub(crate) mail_cursor: i64,
+    pub(crate) left: usize,
+    pub(crate) event_seq: i64,
+    pub(crate) deleted: bool,
+}
+
+/// A run's row, locked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LockedRun {
+    pub(crate) session: SessionId,
+    pub(crate) mode: Mode,
+    pub(crate) claimed: bool,
+    pub(crate) wake_seq: i64,
+    pub(crate) epoch: i64,
+}
+
+/// An event to append to a session's stream.
+#[derive(Debug, Clone)]
+pub(crate) struct NewEvent {
+    pub(crate) kind: &'static str,
+    pub(crate) body: String,
+}
+
+impl NewEvent {
+    pub(crate) fn new(kind: &'static str, body: &serde_json::Value) -> Self {
+        Self { kind, body: body.to_string() }
+    }
+
+    /// `session.updated`: what changes of a session, and the position of its newest turn. The rest
+    /// is rendered when the event is read.
+    pub(crate) fn updated(version: i64, status: Status, detail: Option<&str>, head: Option<i64>) -> Self {
+        let body = json!({"version": version, "status": status.word(), "detail": detail, "head": head});
+        Self::new("session.updated", &body)
+    }
+}
+
+/// Locks sessions in the order of their ids. Those that don't exist are missing from the answer.
+pub(crate) async fn lock_sessions(
+    tx: &Transaction<'_>,
+    ids: &[SessionId],
+) -> Result<Vec<Locked>, StoreError> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let statement = tx.prepare_cached(sql::LOCK_SESSION).await?;
+    let rows = tx.query(&statement, &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            let status: &str = row.try_get("status")?;
+            let hold: &str = row.try_get("hold")?;
+            Ok(Locked {
+                id: SessionId(row.try_get("id")?),
+                owner: row.try_get("owner")?,
+                status: Status::parse(status).ok_or_else(|| corrupt("status", status))?,
+                hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,
+                version: row.try_get("version")?,
+                last_commit: row.try_get("last_commit")?,
+                turns: row.try_get("turns")?,
+                mail_seq: row.try_get("mail_seq")?,
+                mail_cursor: row.try_get("mail_cursor")?,
+                left: row.try_get::<_, Vec<i64>>("mail_left")?.len(),
+                event_seq: row.try_get("event_seq")?,
+                deleted: row.try_get("deleted")?,
+            })
+        })
+        .collect()
+}
+
+/// Locks the session of a caller; another owner's, and a deleted one, is unknown.
+pub(crate) async fn lock_own(
+    tx: &Transaction<'_>,
+    id: SessionId,
+    owner: Option<&str>,
+) -> Result<Locked, StoreError> {
+    let locked = lock_sessions(tx, &[id]).await?.pop().ok_or(StoreError::UnknownSession)?;
+    let own = owner.is_none_or(|owner| owner == locked.owner);
+    if locked.deleted || !own { Err(StoreError::UnknownSession) } else { Ok(locked) }
+}
+
+/// Locks runs in the order of their sessions' ids.
+pub(crate) async fn lock_runs(tx: &Transaction<'_>, ids: &[SessionId]) -> Result<Vec<LockedRun>, StoreError> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let statement = tx.prepare_cached(sql::LOCK_RUN).await?;
+    let rows = tx.query(&statement, &[&ids]).await?;
+    rows.iter()
+        .map(|row| {
+            let mode: &str = row.try_get("mode")?;
+            Ok(LockedRun {
+                session: SessionId(row.try_get("session_id")?),
+                mode: Mode::parse(mode).ok_or_else(|| corrupt("mode", mode))?,
+                claimed: row.try_get::<_, &str>("state")? == "claimed",
+                wake_seq: row.try_get("wake_seq")?,
+                epoch: row.try_get("epoch")?,
+            })
+        })
+        .collect()
+}
+
+pub(crate) fn corrupt(what: &str, value: &str) -> StoreError {
+    StoreError::Corrupt(format!("{what} {value:?} is unknown to this build"))
+}
+
+/// What taking letters in led to.
+#[derive(Debug, Clone)]
+pub(crate) struct Taken {
+    /// The first new letter's number.
+    pub(crate) first_seq: i64,
+}
+
+/// Appends letters to a locked session's mailbox and wakes its run as asked, all in the caller's
+/// transaction. `run` is the session's locked run row, if there is one.
+///
+/// A request of a person is preceded by the order that lifts a hold, or one that a worker may be
+/// about to obey, so that the run which the person asked for isn't swallowed by an older order.
+pub(crate) async fn take_in(
+    tx: &Transaction<'_>,
+    session: &Locked,
+    run: Option<&LockedRun>,
+    mut letters: Vec<Letter>,
+    ask: Ask,
+    traceparent: Option<&str>,
+) -> Result<Taken, StoreError> {
+    let active = run.is_some_and(|run| run.mode != Mode::None);
+    let mut lifted = 0;
+    if matches!(ask, Ask::Run(mode) if mode != Mode::None) {
+        let statement = tx.prepare_cached(sql::UNREAD_ORDERS).await?;
+        let ordered: bool =
+            tx.query_one(&statement, &[&session.id.0, &session.mail_cursor]).await?.try_get(0)?;
+        if session.hold != Hold::None || ordered {
+            letters.insert(0, order_of_resuming());
+            lifted = 1;
+        }
+    }
+    let mode = match ask {
+        Ask::Nothing => None,
+        Ask::Fold => Some(Mode::None),
+        Ask::GoOn if active || session.hold != Hold::None => Some(Mode::None),
+        Ask::GoOn => Some(Mode::UntilBlocked),
+        Ask::Run(mode) => Some(mode),
+    };
+    let starts = !active && mode.is_some_and(|mode| mode != Mode::None);
+    let mail_seq = session.mail_seq + i64::try_from(letters.len()).unwrap_or(i64::MAX);
+    let mut events: Vec<NewEvent> = letters
+        .iter()
+        .zip(session.mail_seq + 1..)
+        .map(|(letter, seq)| {
+            let body =
+                json!({"mail": {"id": letter.id, "seq": seq, "from": letter.from, "tag": letter.body.tag()}});
+            NewEvent::new("mail.accepted", &body)
+        })
+        .collect();
+    let status = if starts { Status::Running } else { session.status };
+    if starts {
+        let head = (session.turns > 0).then_some(session.turns);
+        events.push(NewEvent::updated(session.version, status, None, head));
+        let mode = mode.unwrap_or(Mode::UntilBlocked);
+        events.push(NewEvent::new("run.started", &json!({"mode": mode.word()})));
+    }
+    let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
+    let update = tx.prepare_cached(sql::ACCEPT_SESSION).await?;
+    tx.execute(&update, &[&session.id.0, &mail_seq, &event_seq, &status.word(), &starts]).await?;
+    insert_letters(tx, session.id, session.mail_seq, &letters, mode.is_some()).await?;
+    insert_events(tx, session.id, &session.owner, session.event_seq, &events).await?;
+    if let Some(mode) = mode {
+        let wake = tx.prepare_cached(sql::WAKE_RUN).await?;
+        tx.execute(&wake, &[&session.id.0, &mode.word(), &mail_seq, &traceparent]).await?;
+    }
+    Ok(Taken { first_seq: session.mail_seq + 1 + lifted })
+}
+
+fn order_of_resuming() -> Letter {
+    Letter {
+        id: MailId(Uuid::now_v7()),
+        from: Sender::System { source: "resume".to_owned() },
+        priority: Priority::High,
+        hops: 0,
+        body: MailBody::Control { message: holdfast_engine::mail::Control::Resume },
+    }
+}
+
+async fn insert_letters(
+    tx: &Transaction<'_>,
+    session: SessionId,
+    before: i64,
+    letters: &[Letter],
+    wakes: bool,
+) -> Result<(), StoreError> {
+    if letters.is_empty() {
+        return Ok(());
+    }
+    let count = letters.len();
+    let sessions = vec![session.0; count];
+    let seqs: Vec<i64> = (before + 1..).take(count).collect();
+    let ids: Vec<Uuid> = letters.iter().map(|letter| letter.id.0).collect();
+    let senders = texts(letters, |letter| serde_json::to_string(&letter.from))?;
+    let priorities: Vec<&str> = letters
+        .iter()
+        .map(|letter| match letter.priority {
+            Priority::Normal => "normal",
+            Priority::High => "high",
+        })
+        .collect();
+    let hops: Vec<i32> =
+        letters.iter().map(|letter| i32::try_from(letter.hops).unwrap_or(i32::MAX)).collect();
+    let tags: Vec<&str> = letters.iter().map(|letter| letter.body.tag()).collect();
+    let bodies = texts(letters, |letter| serde_json::to_string(&letter.body))?;
+    let wakes = vec![wakes; count];
+    let statement = tx.prepare_cached(sql::INSERT_MAIL).await?;
+    tx.execute(&statement, &[&sessions, &seqs, &ids, &senders, &priorities, &hops, &tags, &bodies, &wakes])
+        .await?;
+    Ok(())
+}
+
+fn texts<T>(
+    items: &[T],
+    text: impl Fn(&T) -> Result<String, serde_json::Error>,
+) -> Result<Vec<String>, StoreError> {
+    items.iter().map(text).collect::<Result<_, _>>().map_err(StoreError::from)
+}
+
+/// Appends events to a session's stream after number `before`; the caller moves the counter.
+pub(crate) async fn insert_events(
+    tx: &Transaction<'_>,
+    session: SessionId,
+    owner: &str,
+    before: i64,
+    events: &[NewEvent],
+) -> Result<(), StoreError> {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let count = events.len();
+    let sessions = vec![session.0; count];
+    let seqs: Vec<i64> = (before + 1..).take(count).collect();
+    let owners = vec![owner; count];
+    let kinds: Vec<&str> = events.iter().map(|event| event.kind).collect();
+    let bodies: Vec<&str> = events.iter().map(|event| event.body.as_str()).collect();
+    let statement = tx.prepare_cached(sql::INSERT_EVENTS).await?;
+    tx.execute(&statement, &[&sessions, &seqs, &owners, &kinds, &bodies]).await?;
+    Ok(())
+}
+
+/// Stores blobs that aren't there yet.
+pub(crate) async fn insert_blobs(
+    tx: &Transaction<'_>,
+    owner: &str,
+    blobs: &[holdfast_engine::content::Blob],
+) -> Result<(), StoreError> {
+    if blobs.is_empty() {
+        return Ok(());
+    }
+    let owners = vec![owner; blobs.len()];
+    let digests: Vec<&[u8]> = blobs.iter().map(|blob| blob.digest.0.as_slice()).collect();
+    let bodies: Vec<&str> = blobs.iter().map(|blob| blob.text.as_str()).collect();
+    let statement = tx.prepare_cached(sql::INSERT_BLOBS).await?;
+    tx.execute(&statement, &[&owners, &digests, &bodies]).await?;
+    Ok(())
+}
+
+/// Text for a plain column: a NUL, which Postgres can't hold there, becomes U+FFFD, and what is
+/// longer than `limit` bytes is cut at a character.
+pub(crate) fn plain(text: &str, limit: usize) -> String {
+    let mut kept = text.replace('\0', "\u{FFFD}");
+    if kept.len() > limit {
+        let end = (0..=limit).rev().find(|end| kept.is_char_boundary(*end)).unwrap_or(0);
+        kept.truncate(end);
+        kept.push('…');
+    }
+    kept
+}

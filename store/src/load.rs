@@ -1,0 +1,201 @@
+//! Reading a session as a worker needs it: what the next decision and the next request depend on.
+
+use std::{collections::HashMap, sync::Arc};
+
+use holdfast_engine::{
+    content::Digest,
+    ids::{CallId, MailId, SessionId, Token, TurnId},
+    mail::{Envelope, Priority},
+    policy::{Applied, Disposition},
+    session::{CallState, Hold, Session, Status, TrackedCall},
+    turn::{TURN_FORMAT, Turn, TurnBody},
+};
+use tokio_postgres::{Row, types::ToSql};
+use uuid::Uuid;
+
+use crate::{Store, errors::StoreError, letters::corrupt, sql};
+
+/// A session and what a worker has to know beside it.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The session.
+    pub session: Session,
+    /// Its owner.
+    pub owner: String,
+    /// Its agent's slug.
+    pub agent: String,
+    /// The revision that its last run used.
+    pub agent_revision: String,
+    /// The session and call that its end answers.
+    pub parent: Option<(SessionId, CallId)>,
+    /// Revision of its parameters.
+    pub settings_rev: i64,
+    /// Mail above its cursor.
+    pub inbox: Vec<Envelope>,
+}
+
+/// Loads a session; a deleted one is unknown.
+///
+/// Only the holder of a run's lease changes turns and calls, so a holder that loads after its claim
+/// was committed reads one state, whatever number of statements that takes. Mail comes from
+/// everybody: what arrives after this is seen by its number.
+///
+/// # Errors
+/// [`StoreError::UnknownSession`]; [`StoreError::Corrupt`] if this build can't read what is stored.
+pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
+    let client = store.client().await?;
+    let head = client.prepare_cached(sql::LOAD_SESSION).await?;
+    let row = client.query_opt(&head, &[&id.0]).await?.ok_or(StoreError::UnknownSession)?;
+    if row.try_get::<_, bool>("deleted")? {
+        return Err(StoreError::UnknownSession);
+    }
+    let turns = client.prepare_cached(sql::LOAD_TURNS).await?;
+    let calls = client.prepare_cached(sql::LOAD_CALLS).await?;
+    let mail = client.prepare_cached(sql::LOAD_MAIL).await?;
+    let cursor: i64 = row.try_get("mail_cursor")?;
+    let left: Vec<i64> = row.try_get("mail_left")?;
+    type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
+    let (of_turns, of_calls): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &0_i64], &[&id.0]);
+    let of_mail: Parameters<'_> = &[&id.0, &cursor, &left];
+    let (turns, calls, mail) = futures::try_join!(
+        client.query(&turns, of_turns),
+        client.query(&calls, of_calls),
+        client.query(&mail, of_mail),
+    )?;
+    let letters: Vec<Envelope> = mail.iter().map(envelope).collect::<Result<_, _>>()?;
+    let (inbox, waiting): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.seq > cursor);
+    let (status, hold): (&str, &str) = (row.try_get("status")?, row.try_get("hold")?);
+    let session = Session {
+        id,
+        status: Status::parse(status).ok_or_else(|| corrupt("status", status))?,
+        hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,
+        version: row.try_get("version")?,
+        cursor,
+        left: waiting,
+        turns: turns.iter().map(|row| turn(row).map(Arc::new)).collect::<Result<_, _>>()?,
+        calls: calls.iter().map(call).collect::<Result<_, _>>()?,
+        stop: None,
+    };
+    let parent: Option<Uuid> = row.try_get("parent_id")?;
+    let parent_call: Option<Uuid> = row.try_get("parent_call")?;
+    Ok(Loaded {
+        session,
+        owner: row.try_get("owner")?,
+        agent: row.try_get("agent")?,
+        agent_revision: row.try_get("agent_revision")?,
+        parent: parent.zip(parent_call).map(|(session, call)| (SessionId(session), CallId(call))),
+        settings_rev: row.try_get("settings_rev")?,
+        inbox,
+    })
+}
+
+/// Mail of a session above `cursor`, in order.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn mail_above(store: &Store, id: SessionId, cursor: i64) -> Result<Vec<Envelope>, StoreError> {
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::LOAD_MAIL).await?;
+    let none: Vec<i64> = Vec::new();
+    let rows = client.query(&statement, &[&id.0, &cursor, &none]).await?;
+    rows.iter().map(envelope).collect()
+}
+
+/// Blobs of an owner by their digests. Missing ones are missing from the answer.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn blobs(
+    store: &Store,
+    owner: &str,
+    digests: &[Digest],
+) -> Result<HashMap<Digest, Arc<str>>, StoreError> {
+    if digests.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let wanted: Vec<&[u8]> = digests.iter().map(|digest| digest.0.as_slice()).collect();
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::LOAD_BLOBS).await?;
+    let rows = client.query(&statement, &[&owner, &wanted]).await?;
+    rows.iter()
+        .map(|row| {
+            let digest: [u8; 32] = row
+                .try_get::<_, &[u8]>(0)?
+                .try_into()
+                .map_err(|_| StoreError::Corrupt("a digest of another length".to_owned()))?;
+            Ok((Digest(digest), Arc::from(row.try_get::<_, &str>(1)?)))
+        })
+        .collect()
+}
+
+/// Reads a stored turn. Older formats are upcast here and nowhere else.
+pub(crate) fn stored_turn(
+    id: Uuid,
+    position: i64,
+    tag: &str,
+    format: i16,
+    body: &str,
+    at: chrono::DateTime<chrono::Utc>,
+) -> Result<Turn, StoreError> {
+    if format != TURN_FORMAT {
+        return Err(StoreError::Corrupt(format!("turn format {format}; this build reads {TURN_FORMAT}")));
+    }
+    Ok(Turn { id: TurnId(id), position, at, body: TurnBody::parse(tag, body)? })
+}
+
+fn turn(row: &Row) -> Result<Turn, StoreError> {
+    stored_turn(
+        row.try_get("id")?,
+        row.try_get("position")?,
+        row.try_get("tag")?,
+        row.try_get("format")?,
+        row.try_get("body")?,
+        row.try_get("at")?,
+    )
+}
+
+fn call(row: &Row) -> Result<TrackedCall, StoreError> {
+    let state: &str = row.try_get("state")?;
+    let disposition: Disposition = serde_json::from_str(row.try_get("disposition")?)?;
+    let settled: Option<&str> = row.try_get("settled")?;
+    let deadline: Option<i64> = row.try_get("deadline_seconds")?;
+    Ok(TrackedCall {
+        id: CallId(row.try_get("id")?),
+        provider_id: row.try_get("provider_id")?,
+        name: row.try_get("name")?,
+        arguments: row.try_get("arguments")?,
+        turn: row.try_get("turn")?,
+        index: row.try_get("index")?,
+        policy: Applied {
+            disposition,
+            decided_by: row.try_get("decided_by")?,
+            idempotent: row.try_get("idempotent")?,
+            deadline_seconds: deadline.and_then(|seconds| u64::try_from(seconds).ok()),
+        },
+        state: CallState::parse(state).ok_or_else(|| corrupt("call state", state))?,
+        attempt: row.try_get("attempt")?,
+        token: row.try_get::<_, Option<Uuid>>("token")?.map(Token),
+        expires_at: row.try_get("expires_at")?,
+        created_at: row.try_get("created_at")?,
+        started_at: row.try_get("started_at")?,
+        settled: settled.map(serde_json::from_str).transpose()?,
+        finished_at: row.try_get("finished_at")?,
+        told: row.try_get("told")?,
+        told_result: row.try_get("told_result")?,
+    })
+}
+
+fn envelope(row: &Row) -> Result<Envelope, StoreError> {
+    Ok(Envelope {
+        id: MailId(row.try_get("id")?),
+        seq: row.try_get("seq")?,
+        from: serde_json::from_str(row.try_get("sender")?)?,
+        priority: match row.try_get::<_, &str>("priority")? {
+            "high" => Priority::High,
+            _ => Priority::Normal,
+        },
+        hops: u32::try_from(row.try_get::<_, i32>("hops")?).unwrap_or_default(),
+        sent_at: row.try_get("sent_at")?,
+        body: serde_json::from_str(row.try_get("body")?)?,
+    })
+}

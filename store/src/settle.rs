@@ -1,0 +1,195 @@
+//! Settling deferred calls by token: completion, and expiry by whoever meets an overdue token.
+
+use deadpool_postgres::Transaction;
+use holdfast_engine::{
+    content::{Blob, Digest, Payload, ToolResult},
+    ids::{CallId, MailId, SessionId, Token},
+    mail::{MailBody, Priority, Sender, Settled},
+};
+use uuid::Uuid;
+
+use crate::{
+    Store,
+    accept::Caller,
+    errors::StoreError,
+    idempotency::{Done, remember},
+    letters::{Ask, Letter, Locked, insert_blobs, lock_own, lock_runs, take_in},
+    retry::against_rivals,
+    sql,
+};
+
+/// What an external program has to say of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Report {
+    /// Its result.
+    Result(ToolResult),
+    /// That it failed, and why.
+    Error(String),
+}
+
+impl Report {
+    /// A digest of what is said: equal for a retry, different for a rival.
+    fn digest(&self) -> Digest {
+        let (kind, text) = match self {
+            Self::Result(result) => ("result", serde_json::to_string(result).unwrap_or_default()),
+            Self::Error(message) => ("error", message.clone()),
+        };
+        Digest::of(format!("{kind}:{text}").as_bytes())
+    }
+
+    fn settled(&self) -> (Settled, Option<Blob>) {
+        match self {
+            Self::Result(result) => {
+                let (result, blob) = Payload::pack(result.clone());
+                (Settled::Completed { result }, blob)
+            }
+            Self::Error(message) => (Settled::Failed { message: message.clone() }, None),
+        }
+    }
+}
+
+/// Completes a deferred call: settles its token, mails the result to the session and, with
+/// `resume`, lets the session go on. Accepted from the commit that made the token on, whether or
+/// not the run that made it has stopped.
+///
+/// # Errors
+/// [`StoreError::UnknownToken`] (also another owner's, and a deleted session's),
+/// [`StoreError::TokenCompleted`], [`StoreError::TokenCancelled`], [`StoreError::TokenExpired`].
+pub async fn complete(
+    store: &Store,
+    caller: &Caller,
+    token: Token,
+    report: &Report,
+    resume: bool,
+) -> Result<Done<SessionId>, StoreError> {
+    let (done, overdue) = against_rivals(|| complete_once(store, caller, token, report, resume)).await?;
+    if let Done::Now(session) = done {
+        store.announce(session, true);
+        if overdue {
+            return Err(StoreError::TokenExpired);
+        }
+    }
+    Ok(done)
+}
+
+async fn complete_once(
+    store: &Store,
+    caller: &Caller,
+    token: Token,
+    report: &Report,
+    resume: bool,
+) -> Result<(Done<SessionId>, bool), StoreError> {
+    let owner = caller.owner.clone().unwrap_or_default();
+    let mut client = store.client().await?;
+    let tx = client.transaction().await?;
+    if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &token.to_string()).await? {
+        tx.rollback().await?;
+        return Ok((Done::Before { code, resource }, false));
+    }
+    let find = tx.prepare_cached(sql::FIND_CONTINUATION).await?;
+    let row = tx.query_opt(&find, &[&token.0, &owner]).await?.ok_or(StoreError::UnknownToken)?;
+    let id = SessionId(row.try_get(0)?);
+    let session = lock_own(&tx, id, Some(&owner)).await.map_err(|error| match error {
+        StoreError::UnknownSession => StoreError::UnknownToken,
+        other => other,
+    })?;
+    let runs = lock_runs(&tx, &[id]).await?;
+    let lock = tx.prepare_cached(sql::LOCK_CONTINUATION).await?;
+    let row = tx.query_opt(&lock, &[&token.0, &owner]).await?.ok_or(StoreError::UnknownToken)?;
+    let digest = report.digest();
+    match row.try_get::<_, &str>("state")? {
+        "open" => {}
+        "cancelled" => return Err(StoreError::TokenCancelled),
+        "expired" => return Err(StoreError::TokenExpired),
+        _ => {
+            let kept: Option<&[u8]> = row.try_get("result_hash")?;
+            return Err(StoreError::TokenCompleted { same_result: kept == Some(&digest.0) });
+        }
+    }
+    let call = CallId(row.try_get("call_id")?);
+    let overdue: bool = row.try_get("overdue")?;
+    let (settled, blob) = if overdue { (expired(), None) } else { report.settled() };
+    let state = if overdue { "expired" } else { settled.word() };
+    let hash = (!overdue).then_some(digest);
+    close(&tx, token, state, hash).await?;
+    let ask = if resume || overdue { Ask::GoOn } else { Ask::Fold };
+    let letter = result_letter(token, call, settled);
+    take_in(&tx, &session, runs.first(), vec![letter], ask, caller.traceparent.as_deref()).await?;
+    insert_blobs(&tx, &session.owner, blob.as_slice()).await?;
+    tx.commit().await?;
+    Ok((Done::Now(id), overdue))
+}
+
+/// A settlement's letter carries the token as its id: a token is settled once, so is its letter.
+fn result_letter(token: Token, call: CallId, settled: Settled) -> Letter {
+    Letter {
+        id: MailId(token.0),
+        from: Sender::ToolCall { tool_call_id: call },
+        priority: Priority::Normal,
+        hops: 0,
+        body: MailBody::ContinuationResult { tool_call_id: call, settled },
+    }
+}
+
+fn expired() -> Settled {
+    Settled::Failed { message: "expired: nobody completed this call before its deadline.".to_owned() }
+}
+
+async fn close(
+    tx: &Transaction<'_>,
+    token: Token,
+    state: &str,
+    hash: Option<Digest>,
+) -> Result<(), StoreError> {
+    let settle = tx.prepare_cached(sql::SETTLE_CONTINUATION).await?;
+    let hash = hash.as_ref().map(|digest| digest.0.as_slice());
+    match tx.execute(&settle, &[&token.0, &state, &hash]).await? {
+        1 => Ok(()),
+        _ => Err(StoreError::Rival),
+    }
+}
+
+/// Expires up to `limit` overdue tokens, each in a transaction of its own. Returns how many.
+///
+/// # Errors
+/// The first that a transaction meets; what was expired before stays so.
+pub async fn expire_overdue(store: &Store, limit: i64) -> Result<u64, StoreError> {
+    let due: Vec<(Token, SessionId)> = {
+        let client = store.client().await?;
+        let find = client.prepare_cached(sql::OVERDUE_CONTINUATIONS).await?;
+        let rows = client.query(&find, &[&limit]).await?;
+        rows.iter()
+            .map(|row| Ok((Token(row.try_get(0)?), SessionId(row.try_get(1)?))))
+            .collect::<Result<_, StoreError>>()?
+    };
+    let mut count = 0;
+    for (token, session) in due {
+        if against_rivals(|| expire_once(store, token, session)).await? {
+            store.announce(session, true);
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool, StoreError> {
+    let mut client = store.client().await?;
+    let tx = client.transaction().await?;
+    let session: Locked = match lock_own(&tx, id, None).await {
+        Ok(session) => session,
+        Err(StoreError::UnknownSession) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let runs = lock_runs(&tx, &[id]).await?;
+    let lock = tx.prepare_cached(sql::LOCK_CONTINUATION).await?;
+    let Some(row) = tx.query_opt(&lock, &[&token.0, &session.owner]).await? else { return Ok(false) };
+    if !row.try_get::<_, bool>("overdue")? {
+        return Ok(false);
+    }
+    let call = CallId(row.try_get::<_, Uuid>("call_id")?);
+    close(&tx, token, "expired", None).await?;
+    let letter = result_letter(token, call, expired());
+    take_in(&tx, &session, runs.first(), vec![letter], Ask::GoOn, None).await?;
+    tx.commit().await?;
+    Ok(true)
+}

@@ -1,0 +1,55 @@
+//! The statements of the hot path, one file each under `src/sql/`. A test prepares every one of them
+//! on a real server.
+
+macro_rules! statements {
+    ($($name:ident = $file:literal),+ $(,)?) => {
+        $(pub(crate) const $name: &str = include_str!(concat!("sql/", $file, ".sql"));)+
+
+        /// Every statement with the name of its file.
+        pub const ALL: &[(&str, &str)] = &[$(($file, $name)),+];
+    };
+}
+
+statements! {
+    LOCK_SESSION = "lock_session",
+    LOCK_RUN = "lock_run",
+    UNREAD_ORDERS = "unread_orders",
+    FIND_MAIL = "find_mail",
+    INSERT_MAIL = "insert_mail",
+    INSERT_EVENTS = "insert_events",
+    ACCEPT_SESSION = "accept_session",
+    WAKE_RUN = "wake_run",
+    INSERT_BLOBS = "insert_blobs",
+    INSERT_SESSION = "insert_session",
+    CURRENT_AGENT = "current_agent",
+    REMEMBER_KEY = "remember_key",
+    RECALL_KEY = "recall_key",
+    FORGET_OLD_KEY = "forget_old_key",
+    FIND_CONTINUATION = "find_continuation",
+    LOCK_CONTINUATION = "lock_continuation",
+    SETTLE_CONTINUATION = "settle_continuation",
+    CANCEL_OPEN_CONTINUATIONS = "cancel_open_continuations",
+    OVERDUE_CONTINUATIONS = "overdue_continuations",
+    CLAIM_QUEUED = "claim_queued",
+    CLAIM_EXPIRED = "claim_expired",
+    HEARTBEAT = "heartbeat",
+    RELEASE = "release",
+    LOAD_SESSION = "load_session",
+    LOAD_TURNS = "load_turns",
+    LOAD_CALLS = "load_calls",
+    LOAD_MAIL = "load_mail",
+    LOAD_BLOBS = "load_blobs",
+    COMMIT_SESSION = "commit_session",
+    INSERT_TURNS = "insert_turns",
+    UPSERT_CALLS = "upsert_calls",
+    INSERT_CONTINUATIONS = "insert_continuations",
+    END_RUN = "end_run",
+    PARK_RUN = "park_run",
+    READ_COMMIT = "read_commit",
+    LOCK_TREE = "lock_tree",
+    RUN_IN_TREE = "run_in_tree",
+    COUNT_CONTINUATIONS = "count_continuations",
+    DELETE_TREE = "delete_tree",
+    DELETE_RUNS = "delete_runs",
+    DELETE_CONTINUATIONS = "delete_continuations",
+}

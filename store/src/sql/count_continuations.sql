@@ -1,0 +1,1 @@
+SELECT count(*) FROM continuations WHERE session_id = ANY($1)

@@ -1,0 +1,1 @@
+SELECT revision FROM agents WHERE slug = $1 AND current

@@ -1,0 +1,1 @@
+DELETE FROM continuations WHERE session_id = ANY($1)

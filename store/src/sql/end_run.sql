@@ -1,0 +1,1 @@
+DELETE FROM runs WHERE session_id = $1 AND epoch = $2

@@ -1,0 +1,1 @@
+SELECT session_id FROM continuations WHERE token = $1 AND owner = $2

@@ -1,0 +1,15 @@
+-- Always writes the run row, so that an ending run sees the wake on the row it locks.
+INSERT INTO runs (session_id, owner, agent, agent_revision, mode, state, priority, wake_seq, traceparent)
+SELECT s.id, s.owner, s.agent,
+       coalesce((SELECT a.revision FROM agents a WHERE a.slug = s.agent AND a.current), s.agent_revision),
+       $2, 'queued', s.priority, $3, $4
+FROM sessions s WHERE s.id = $1
+ON CONFLICT (session_id) DO UPDATE SET
+    wake_seq = greatest(runs.wake_seq, excluded.wake_seq),
+    available_at = least(runs.available_at, now()),
+    mode = CASE WHEN 'until_blocked' IN (runs.mode, excluded.mode) THEN 'until_blocked'
+                WHEN 'step' IN (runs.mode, excluded.mode) THEN 'step'
+                ELSE 'none' END,
+    state = CASE WHEN runs.state = 'parked' THEN 'queued' ELSE runs.state END,
+    parked_on = NULL,
+    traceparent = coalesce(runs.traceparent, excluded.traceparent)

@@ -1,0 +1,140 @@
+//! However a call ends, nothing of it stays behind.
+
+mod support;
+
+use std::{
+    fs,
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use holdfast_engine::tool::Outcome;
+use holdfast_tools::{Progress, Stream};
+use serde_json::json;
+use support::{Bench, PATIENCE, context, failure, gone, pid, text};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// Starts a descendant that would live on and writes down its id.
+const DESCENDANT: &str = r#"cd "$(dirname "$0")"; sleep 1000 & echo $! > pid; mv pid child;"#;
+
+/// Calls and cancels as soon as the program prints a line.
+async fn cancelled_when_ready(bench: &Bench) -> Outcome {
+    let cancel = CancellationToken::new();
+    let ready = |_: Progress| cancel.cancel();
+    let context = context();
+    let call = bench.script.call("{}", &context, &cancel, Some(&ready));
+    tokio::time::timeout(PATIENCE, Box::pin(call)).await.expect("the call ends")
+}
+
+#[tokio::test]
+async fn a_timeout_ends_descendants_too() {
+    let bench = Bench::plain(&format!("{DESCENDANT} echo waiting >&2; wait")).await;
+    let mut context = context();
+    context.timeout = Some(Duration::from_millis(1500));
+    let message = failure(bench.call_in(&json!({}), &context).await);
+    assert!(message.contains("longer than 1.5 seconds") && message.contains("waiting"), "{message}");
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn cancelling_ends_descendants_too() {
+    let bench = Bench::plain(&format!("{DESCENDANT} echo ready; wait")).await;
+    assert!(matches!(cancelled_when_ready(&bench).await, Outcome::Cancelled(_)));
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_call_does_not_start() {
+    let bench = Bench::plain(r#"touch "$(dirname "$0")/started""#).await;
+    let cancel = CancellationToken::new();
+    cancel.cancel();
+    let outcome = bench.script.call("", &context(), &cancel, None).await;
+    assert!(matches!(outcome, Outcome::Cancelled(_)), "{outcome:?}");
+    assert!(!bench.file("started").exists());
+}
+
+#[tokio::test]
+async fn who_ignores_sigterm_is_killed() {
+    let bench = Bench::plain(&format!("trap '' TERM; {DESCENDANT} echo ready; while :; do wait; done")).await;
+    let before = Instant::now();
+    assert!(matches!(cancelled_when_ready(&bench).await, Outcome::Cancelled(_)));
+    assert!(before.elapsed() < PATIENCE);
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn who_heeds_sigterm_may_clean_up() {
+    let body =
+        r#"cd "$(dirname "$0")"; trap 'echo clean > left; exit 0' TERM; sleep 1000 & echo ready; wait"#;
+    let mut bench = Bench::plain(body).await;
+    bench.script = bench.script.with_stop_time(PATIENCE);
+    let before = Instant::now();
+    assert!(matches!(cancelled_when_ready(&bench).await, Outcome::Cancelled(_)));
+    assert!(before.elapsed() < PATIENCE, "the stop time isn't waited out");
+    assert_eq!(fs::read_to_string(bench.file("left")).expect("cleaned up"), "clean\n");
+}
+
+#[tokio::test]
+async fn dropping_the_call_ends_everything() {
+    let bench = Bench::plain(&format!("trap '' TERM; {DESCENDANT} echo ready; while :; do wait; done")).await;
+    let ready = Notify::new();
+    let tell = |_: Progress| ready.notify_one();
+    let (context, cancel) = (context(), CancellationToken::new());
+    tokio::select! {
+        outcome = bench.script.call("{}", &context, &cancel, Some(&tell)) => panic!("it ended: {outcome:?}"),
+        () = ready.notified() => {}
+    }
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_descendant_that_holds_the_output_delays_nothing() {
+    let bench = Bench::plain(&format!("{DESCENDANT} echo done")).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_descendant_that_left_the_group_delays_nothing() {
+    let body = r#"cd "$(dirname "$0")"; setsid sleep 1000 & echo $! > child; echo done"#;
+    let bench = Bench::plain(body).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    let escaped = rustix::process::Pid::from_raw(pid(&bench.file("child"))).expect("an id");
+    // Alive or just killed before it left the group; never left behind by this test.
+    let _ = rustix::process::kill_process(escaped, rustix::process::Signal::KILL);
+    gone(escaped.as_raw_nonzero().get()).await;
+}
+
+#[tokio::test]
+async fn a_quiet_descendant_ends_with_the_call() {
+    let body = r#"cd "$(dirname "$0")"; sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > child; echo done"#;
+    let bench = Bench::plain(body).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn endless_output_is_read_on_and_bounded() {
+    let bench = Bench::plain("yes >&2 & yes").await;
+    let mut context = context();
+    context.timeout = Some(Duration::from_millis(500));
+    let message = failure(bench.call_in(&json!({}), &context).await);
+    assert!(message.contains("not shown") && message.len() < 10_000, "{}", message.len());
+}
+
+#[tokio::test]
+async fn progress_tells_the_newest_lines_now_and_then() {
+    let told = Mutex::new(Vec::new());
+    let tell = |progress: Progress| told.lock().expect("not poisoned").push(progress);
+    let bench = Bench::plain("for i in {1..5000}; do echo line $i; done; echo oops >&2").await;
+    let outcome = bench.script.call("", &context(), &CancellationToken::new(), Some(&tell)).await;
+    assert!(outcome.succeeded());
+    let told = told.into_inner().expect("not poisoned");
+    let out: Vec<_> = told.iter().filter(|progress| progress.stream == Stream::Stdout).collect();
+    assert!(out.len() < 100, "{} reports", out.len());
+    let last = out.last().expect("a report");
+    assert_eq!((last.line.as_str(), last.lines), ("line 5000", 5000));
+    assert_eq!(last.bytes, text(outcome).len() as u64);
+    assert!(told.iter().any(|progress| progress.stream == Stream::Stderr && progress.line == "oops"));
+}

@@ -1,0 +1,3 @@
+//! worker
+
+pub mod model;

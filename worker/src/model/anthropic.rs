@@ -1,0 +1,181 @@
+//! Requests to Anthropic's messages API.
+
+use holdfast_engine::{
+    content::Media,
+    model::{Flavor, Message, ModelRequest, ModelTarget, RequestedCall},
+    tool::ToolSpec,
+};
+use serde_json::{Value, json, value::RawValue};
+
+use super::{
+    call_ids::CallIds,
+    error::ModelError,
+    media::anthropic_block,
+    wire::{Object, raw},
+};
+
+/// The API demands a limit; this is it when the agent sets none.
+pub const DEFAULT_MAX_TOKENS: u64 = 8192;
+
+/// The key under which arguments travel that are no JSON object: the API takes only objects.
+pub(super) const MALFORMED_ARGUMENTS: &str = "_malformed";
+
+/// The body of a request. The same request always has the same bytes.
+pub(super) fn encode(
+    target: &ModelTarget,
+    request: &ModelRequest,
+    stream: bool,
+) -> Result<Vec<u8>, ModelError> {
+    let mut body = Object::default()
+        .with("model", &target.model)
+        .with("max_tokens", &target.max_output_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    let system = request.system.iter().filter(|part| !part.trim().is_empty());
+    let mut system: Vec<_> = system.map(|part| json!({ "type": "text", "text": part })).collect();
+    if cache_up_to_last(&mut system) {
+        body.set("system", &system);
+    }
+    let mut tools: Vec<_> = request.tools.iter().map(tool).collect();
+    if cache_up_to_last(&mut tools) {
+        body.set("tools", &tools);
+    }
+    body.set("messages", &messages(request));
+    if let Some(temperature) = target.temperature {
+        body.set("temperature", &temperature);
+    }
+    if stream {
+        body.set("stream", &true);
+    }
+    super::finish_body(body, target)
+}
+
+/// Marks the end of what the provider may cache; false when there is nothing.
+fn cache_up_to_last(blocks: &mut [Value]) -> bool {
+    let Some(last) = blocks.last_mut() else { return false };
+    last["cache_control"] = json!({ "type": "ephemeral" });
+    true
+}
+
+fn tool(spec: &ToolSpec) -> Value {
+    json!({
+        "name": spec.name,
+        "description": spec.description,
+        "input_schema": super::object_schema(&spec.parameters),
+    })
+}
+
+/// The conversation with roles that alternate: messages of the same side become one.
+fn messages(request: &ModelRequest) -> Vec<Object> {
+    let mut turns = Turns::default();
+    let mut ids = CallIds::new(Flavor::Anthropic);
+    for message in &request.messages {
+        match message {
+            Message::User { text, media } => turns.add("user", user(text, media)),
+            Message::Assistant { text, calls, flavor, raw: own } => {
+                let out_ids = ids.begin(calls);
+                let own = own.as_deref().filter(|_| *flavor == Flavor::Anthropic);
+                let own = own.and_then(|own| replay(own, &out_ids));
+                turns.add("assistant", own.unwrap_or_else(|| assistant(text.as_deref(), calls, &out_ids)));
+            }
+            Message::Tool { provider_id, text, media, .. } => {
+                turns.add("user", vec![tool_result(&ids.answer(provider_id), text, media)]);
+            }
+        }
+    }
+    turns.finish()
+}
+
+#[derive(Default)]
+struct Turns(Vec<(&'static str, Vec<Box<RawValue>>)>);
+
+impl Turns {
+    fn add(&mut self, role: &'static str, mut blocks: Vec<Box<RawValue>>) {
+        match self.0.last_mut() {
+            _ if blocks.is_empty() => {}
+            Some((last, known)) if *last == role => known.append(&mut blocks),
+            _ => self.0.push((role, blocks)),
+        }
+    }
+
+    fn finish(self) -> Vec<Object> {
+        let turns = self.0.into_iter();
+        turns.map(|(role, blocks)| Object::default().with("role", role).with("content", &blocks)).collect()
+    }
+}
+
+fn user(text: &str, media: &[Media]) -> Vec<Box<RawValue>> {
+    let shown = match (text.trim().is_empty(), media.is_empty()) {
+        (false, _) => Some(text),
+        (true, false) => None,
+        // The API takes no empty message, and the roles must alternate.
+        (true, true) => Some("(empty message)"),
+    };
+    let text = shown.map(text_block);
+    text.into_iter().chain(media.iter().map(|media| raw(&anthropic_block(media)))).collect()
+}
+
+fn text_block(text: &str) -> Box<RawValue> {
+    raw(&json!({ "type": "text", "text": text }))
+}
+
+fn tool_result(id: &str, text: &str, media: &[Media]) -> Box<RawValue> {
+    let mut content: Vec<_> = media.iter().map(anthropic_block).collect();
+    if !text.trim().is_empty() {
+        content.insert(0, json!({ "type": "text", "text": text }));
+    }
+    raw(&json!({ "type": "tool_result", "tool_use_id": id, "content": content }))
+}
+
+/// An assistant message made of what is known of it.
+fn assistant(text: Option<&str>, calls: &[RequestedCall], ids: &[String]) -> Vec<Box<RawValue>> {
+    let text = text.filter(|text| !text.trim().is_empty()).map(text_block);
+    let calls = calls.iter().zip(ids).map(|(call, id)| {
+        let input = Object::default()
+            .with("type", "tool_use")
+            .with("id", id)
+            .with("name", &call.name)
+            .with("input", &input(&call.arguments));
+        raw(&input)
+    });
+    text.into_iter().chain(calls).collect()
+}
+
+/// Arguments as an object, in the model's own spelling if they are one.
+pub(super) fn input(arguments: &str) -> Box<RawValue> {
+    if arguments.trim().is_empty() {
+        return raw(&json!({}));
+    }
+    match serde_json::from_str::<Box<RawValue>>(arguments) {
+        Ok(input) if Object::parse(&input).is_some() => input,
+        _ => raw(&json!({ MALFORMED_ARGUMENTS: arguments })),
+    }
+}
+
+/// The provider's own blocks, changed only where they would be refused: ids that had to change, and blocks
+/// of blank text. `None` when they don't hold the calls that the ids are for.
+fn replay(own: &RawValue, ids: &[String]) -> Option<Vec<Box<RawValue>>> {
+    let blocks: Vec<Box<RawValue>> = serde_json::from_str(own.get()).ok()?;
+    let mut ids = ids.iter();
+    let mut out = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let mut object = Object::parse(&block)?;
+        match object.get("type").map(RawValue::get) {
+            Some(r#""tool_use""#) => {
+                let id = ids.next()?;
+                if object.get("id").map(RawValue::get) == Some(raw(id).get()) {
+                    out.push(block);
+                } else {
+                    object.set("id", id);
+                    out.push(raw(&object));
+                }
+            }
+            Some(r#""text""#) if is_blank(&object) => {}
+            _ => out.push(block),
+        }
+    }
+    ids.next().is_none().then_some(out)
+}
+
+fn is_blank(block: &Object) -> bool {
+    let text = block.get("text").and_then(|text| serde_json::from_str::<String>(text.get()).ok());
+    text.is_none_or(|text| text.trim().is_empty())
+}
