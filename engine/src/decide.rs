@@ -13,7 +13,7 @@ use crate::{
     model::{ModelAnswer, RequestedCall},
     policy::Disposition,
     session::{CallState, Event, Hold, Illegal, Session, Status, Stop, TrackedCall},
-    transcript,
+    transcript::{self, short},
     turn::{Answer, LlmCall, LlmTurn, Origin, Said, Shown, Turn, TurnBody, UserTurn},
 };
 
@@ -523,7 +523,7 @@ fn said(session: &Session, letter: &Envelope, told: &mut BTreeSet<CallId>) -> Op
                 Some(call) => (call.provider_id.clone(), call.name.clone()),
                 None => transcript::find_call(session, *tool_call_id)?,
             };
-            let header = transcript::late_header(&short(letter.id.0), &provider_id, &name, settled.word());
+            let header = transcript::late_header(letter.id, &provider_id, &name, settled.word());
             let result = match settled {
                 Settled::Completed { result } => result.clone(),
                 Settled::Failed { message } | Settled::Cancelled { message } => {
@@ -539,9 +539,7 @@ fn said(session: &Session, letter: &Envelope, told: &mut BTreeSet<CallId>) -> Op
             });
             let lines: Vec<String> = ended
                 .filter(|call| told.insert(call.id))
-                .map(|call| {
-                    transcript::late_header(&short(letter.id.0), &call.provider_id, &call.name, "cancelled")
-                })
+                .map(|call| transcript::late_header(letter.id, &call.provider_id, &call.name, "cancelled"))
                 .collect();
             (!lines.is_empty()).then(|| Said::Text(lines.join("\n")))
         }
@@ -563,9 +561,4 @@ fn sender(from: &Sender) -> String {
         Sender::ToolCall { tool_call_id } => format!("tool call {}", short(tool_call_id.0)),
         Sender::System { source } => source.clone(),
     }
-}
-
-fn short(id: Uuid) -> String {
-    let hex = id.simple().to_string();
-    hex[hex.len() - 8..].to_owned()
 }

@@ -1,11 +1,12 @@
 //! What the model is shown, built from stored turns: the same turns always give the same request.
 
 use serde_json::json;
+use uuid::Uuid;
 
 use crate::{
     content::{BlobError, Blobs, Digest, Media, Payload, Query},
-    ids::CallId,
-    mail::Settled,
+    ids::{CallId, MailId},
+    mail::{Sender, Settled},
     model::{Message, ModelRequest, RequestedCall},
     policy::Disposition,
     session::{CallState, Session, TrackedCall},
@@ -51,46 +52,46 @@ pub fn find_call(session: &Session, id: CallId) -> Option<(String, String)> {
     })
 }
 
-/// The header under which the model is told of the end of a call that it was shown as open.
-pub(crate) fn late_header(letter: &str, provider_id: &str, name: &str, word: &str) -> String {
-    format!("[mail m-{letter}: {}", late_call(provider_id, name, word))
+/// The part of an id by which texts for the model name what has it.
+pub(crate) fn short(id: Uuid) -> String {
+    let hex = id.simple().to_string();
+    hex[hex.len() - 8..].to_owned()
 }
 
-fn late_call(provider_id: &str, name: &str, word: &str) -> String {
-    format!("tool call {provider_id} ({name}) {word}]")
+/// The header under which the model is told of the end of a call that it was shown as open.
+pub(crate) fn late_header(letter: MailId, provider_id: &str, name: &str, word: &str) -> String {
+    format!("{} tool call {provider_id} ({name}) {word}]", late_head(letter))
+}
+
+fn late_head(letter: MailId) -> String {
+    format!("[mail m-{}:", short(letter.0))
 }
 
 /// Whether the model has been told of a call, no longer tracked, only that it was cancelled; such a
 /// call may have a result nevertheless, which came too late.
 ///
-/// Where the provider repeats its ids, a result that was told can't be ascribed for certain; then
-/// it isn't held against the call, since a repeat does less harm than a result that gets lost.
+/// Results that were told are found by their sender, since providers' ids may repeat. One that came
+/// from elsewhere is not found: a repeat does less harm than a result that gets lost.
 pub(crate) fn lacks_result(session: &Session, id: CallId) -> bool {
-    let Some((provider_id, name)) = find_call(session, id) else { return false };
-    let answer = session.turns.iter().find_map(|turn| match &turn.body {
-        TurnBody::User(user) => user.answers.iter().find(|answer| answer.call == id),
-        TurnBody::Llm(_) => None,
-    });
+    let users = || {
+        session.turns.iter().filter_map(|turn| match &turn.body {
+            TurnBody::User(user) => Some(user),
+            TurnBody::Llm(_) => None,
+        })
+    };
+    let answer = users().find_map(|user| user.answers.iter().find(|answer| answer.call == id));
     match answer.map(|answer| &answer.shown) {
         Some(Shown::Settled(Settled::Cancelled { .. }) | Shown::Placeholder(_)) => {}
         Some(Shown::Settled(_)) | None => return false,
     }
-    let namesakes = session.turns.iter().filter(|turn| match &turn.body {
-        TurnBody::Llm(llm) => {
-            llm.calls.iter().any(|call| call.provider_id == provider_id && call.name == name)
-        }
-        TurnBody::User(_) => false,
-    });
-    if namesakes.count() > 1 {
-        return true;
-    }
-    let ends = ["completed", "failed"].map(|word| late_call(&provider_id, &name, word));
-    !session.turns.iter().any(|turn| match &turn.body {
-        TurnBody::User(user) => user.said.iter().any(|said| match said {
-            Said::Late { header, .. } => ends.iter().any(|end| header.ends_with(end.as_str())),
-            Said::Query(_) | Said::Text(_) => false,
-        }),
-        TurnBody::Llm(_) => false,
+    !users().any(|user| {
+        let own = user.mail.iter().filter(|origin| origin.from == Sender::ToolCall { tool_call_id: id });
+        own.map(|origin| late_head(origin.id)).any(|head| {
+            user.said.iter().any(|said| match said {
+                Said::Late { header, .. } => header.starts_with(&head) && !header.ends_with(" cancelled]"),
+                Said::Query(_) | Said::Text(_) => false,
+            })
+        })
     })
 }
 

@@ -1,3 +1,230 @@
-//! worker
+//! Workers: they claim runs, carry out what the engine decides and store every step.
+//!
+//! A worker holds leases in a number of slots. Each lease is driven by one task ([`drive`]): load,
+//! decide, effect, decide, commit. One heartbeat renews all leases; a lease that can't be renewed
+//! stops its task at once.
 
+mod calls;
+mod claims;
+mod drive;
+mod heartbeat;
+mod held;
+mod metrics;
 pub mod model;
+mod request;
+mod roster;
+
+use std::{sync::Arc, time::Duration};
+
+use apalis::prelude::{ParallelizeExt, WorkerBuilder};
+use holdfast_engine::ids::WorkerId;
+use holdfast_store::{Store, StoreError, listen::Listener, workers};
+use holdfast_tools::LoadedAgent;
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
+
+use crate::{
+    claims::Claims,
+    held::Held,
+    model::{ApiKeys, HttpModelClient, ModelClient, ModelError},
+    roster::Roster,
+};
+
+/// How often a worker looks for due runs when nothing wakes it.
+pub const SCAN_EVERY: Duration = Duration::from_millis(500);
+
+/// How often a worker renews what the register says of it.
+const REGISTER_EVERY: Duration = Duration::from_secs(5);
+
+/// How often the files of executable tools are looked at.
+const TOOLS_EVERY: Duration = Duration::from_secs(2);
+
+/// How long effects under way may take to end once the grace is over: as long as killing a process
+/// group does, and giving its lease back.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// Workers that died over a run before it is given up as poison.
+pub const MAX_TAKEOVERS: i32 = 5;
+
+/// What a worker is told at its start.
+#[derive(Debug)]
+pub struct Config {
+    /// Runs that it holds at once.
+    pub slots: usize,
+    /// How long a lease lasts without a heartbeat.
+    pub lease_ttl: Duration,
+    /// How long steps may go on after the order to shut down.
+    pub shutdown_grace: Duration,
+    /// Whether models stream their text, which clients see as `text.delta`.
+    pub stream_tokens: bool,
+    /// What it offers to isolated calls.
+    pub labels: Vec<String>,
+    /// The agents that it has.
+    pub agents: Vec<LoadedAgent>,
+    /// Keys of model APIs.
+    pub keys: ApiKeys,
+}
+
+/// Why a worker can't go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The model client can't be set up.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The loop that takes leases has ended by itself.
+    #[error("the claim loop ended: {0}")]
+    Claims(String),
+}
+
+/// What all tasks of a worker share.
+pub(crate) struct Shared {
+    pub(crate) id: WorkerId,
+    pub(crate) store: Store,
+    pub(crate) roster: Roster,
+    pub(crate) keys: ApiKeys,
+    pub(crate) model: Arc<dyn ModelClient>,
+    pub(crate) held: Held,
+    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slot_count: usize,
+    pub(crate) lease_ttl: Duration,
+    pub(crate) stream_tokens: bool,
+    pub(crate) labels: Vec<String>,
+    /// Cancelled when no new effect may begin.
+    pub(crate) draining: CancellationToken,
+    /// Cancelled when effects under way have to end.
+    pub(crate) ending: CancellationToken,
+    /// The tasks that drive leases.
+    pub(crate) drives: TaskTracker,
+}
+
+/// Runs a worker until `shutdown`, then lets steps finish within the grace, gives its leases back
+/// and leaves.
+///
+/// # Errors
+/// [`WorkerError`]; never because the database is away.
+pub async fn run(
+    store: Store,
+    listener: Listener,
+    config: Config,
+    shutdown: CancellationToken,
+) -> Result<(), WorkerError> {
+    let client = HttpModelClient::new()?;
+    run_with(store, listener, config, Arc::new(client), shutdown).await
+}
+
+/// As [`run`], with a model client of the caller's.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_with(
+    store: Store,
+    listener: Listener,
+    config: Config,
+    model: Arc<dyn ModelClient>,
+    shutdown: CancellationToken,
+) -> Result<(), WorkerError> {
+    let slots = config.slots.max(1);
+    let shared = Arc::new(Shared {
+        id: WorkerId(Uuid::now_v7()),
+        store,
+        roster: Roster::new(config.agents),
+        keys: config.keys,
+        model,
+        held: Held::default(),
+        slots: Arc::new(Semaphore::new(slots)),
+        slot_count: slots,
+        lease_ttl: config.lease_ttl,
+        stream_tokens: config.stream_tokens,
+        labels: config.labels,
+        draining: shutdown.clone(),
+        ending: CancellationToken::new(),
+        drives: TaskTracker::new(),
+    });
+    let background = TaskTracker::new();
+    let stop_background = CancellationToken::new();
+    background.spawn(heartbeat::run(Arc::clone(&shared), listener.clone(), stop_background.clone()));
+    background.spawn(keep_registered(Arc::clone(&shared), stop_background.clone()));
+    for agent in shared.roster.all() {
+        agent.toolbox.clone().watch(TOOLS_EVERY, stop_background.clone());
+    }
+
+    let claims = Claims::new(Arc::clone(&shared), listener, shutdown.clone());
+    let name = format!("holdfast-{}", shared.id);
+    let leases = WorkerBuilder::new(name).backend(claims).parallelize(tokio::spawn).build(drive::execute);
+    let stop = shutdown.clone();
+    let taking = leases.run_until(async move {
+        stop.cancelled().await;
+        Ok::<(), std::io::Error>(())
+    });
+    let ended = tokio::select! {
+        ended = taking => Some(ended),
+        () = drained(&shared, &shutdown, config.shutdown_grace) => None,
+    };
+    drained(&shared, &shutdown, config.shutdown_grace).await;
+    stop_background.cancel();
+    background.close();
+    background.wait().await;
+    if let Err(error) = workers::leave(&shared.store, shared.id).await {
+        tracing::debug!(%error, "couldn't leave the register of workers");
+    }
+    match ended {
+        Some(Err(error)) if !shutdown.is_cancelled() => Err(WorkerError::Claims(error.to_string())),
+        Some(Ok(())) if !shutdown.is_cancelled() => Err(WorkerError::Claims("no more leases".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// Waits for the order to shut down, lets steps finish within the grace, then ends effects under
+/// way. Every task gives its lease back when it ends; what is left then is given back here.
+async fn drained(shared: &Arc<Shared>, shutdown: &CancellationToken, grace: Duration) {
+    shutdown.cancelled().await;
+    shared.drives.close();
+    if tokio::time::timeout(grace, shared.drives.wait()).await.is_err() {
+        shared.ending.cancel();
+        if tokio::time::timeout(ENDING, shared.drives.wait()).await.is_err() {
+            tracing::warn!("some runs did not end; their leases are given back");
+        }
+    }
+    let left = shared.held.list();
+    if let Err(error) = holdfast_store::claim::release(&shared.store, &left, Duration::ZERO).await {
+        tracing::warn!(%error, leases = left.len(), "couldn't give leases back; they expire");
+    }
+}
+
+async fn keep_registered(shared: Arc<Shared>, stop: CancellationToken) {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let mut tick = tokio::time::interval(REGISTER_EVERY);
+    let mut unserved = Vec::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = tick.tick() => {}
+        }
+        match register(&shared, &host, &mut unserved).await {
+            Ok(()) => {}
+            Err(error) if error.is_unavailable() => {}
+            Err(error) => tracing::warn!(%error, "couldn't renew the register of workers"),
+        }
+    }
+}
+
+async fn register(shared: &Shared, host: &str, unserved: &mut Vec<(String, i64)>) -> Result<(), StoreError> {
+    let slots = i32::try_from(shared.slot_count).unwrap_or(i32::MAX);
+    let held = i32::try_from(shared.held.list().len()).unwrap_or(i32::MAX);
+    let agents = shared.roster.names();
+    workers::register(&shared.store, shared.id, host, slots, held, &shared.labels, &agents).await?;
+    let now = workers::unserved(&shared.store).await?;
+    if now != *unserved {
+        for (agent, runs) in &now {
+            tracing::warn!(
+                kind = "runs.unserved",
+                agent,
+                runs,
+                "no worker has the agent that these runs ask for"
+            );
+        }
+        *unserved = now;
+    }
+    Ok(())
+}

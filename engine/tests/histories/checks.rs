@@ -192,11 +192,6 @@ fn nothing_is_told_twice(world: &World, session: &Session) {
         let ends = told.answered + told.answered_cancelled + told.late_cancels;
         assert!(told.answered + told.answered_cancelled + told.placeholder <= 1, "one answer: {told:?}");
         assert!(told.late_cancels == 0 || cancelled, "only cancelled calls are told so: {told:?}");
-        // Providers that repeat their ids make repeats of results indistinguishable.
-        if call.provider_id == REPEATED {
-            assert!(told.answered == 0 || told.late_results == 0, "{told:?}");
-            continue;
-        }
         assert!(ends <= 1 && told.late_results <= 1, "an end was told twice: {told:?}");
         // A result that a cancel was faster than is told late; every other end is told once.
         assert!(cancelled || ends + told.late_results <= 1, "an end was told twice: {told:?}");
@@ -206,7 +201,7 @@ fn nothing_is_told_twice(world: &World, session: &Session) {
     }
 }
 
-/// How often a text stands in user turns, repeats of results under repeating ids aside.
+/// How often a text stands in user turns.
 fn times_shown(session: &Session, marker: &str) -> usize {
     let shown = session.turns.iter().flat_map(|turn| match &turn.body {
         TurnBody::User(user) => user.said.iter().collect::<Vec<_>>(),

@@ -59,6 +59,9 @@ struct Held {
     asking: bool,
     /// Calls that run, as the worker knows it.
     running: Vec<CallId>,
+    /// How much mail there was and how far the run went when the worker last looked. What comes
+    /// between looking and committing is news to the commit.
+    looked: Option<(usize, Mode)>,
 }
 
 /// What survives a worker.
@@ -91,6 +94,8 @@ pub(crate) struct World {
     ids: Cell<u128>,
     clock: i64,
     calm: bool,
+    /// A person asked for a run until it is blocked, and nobody ordered otherwise since.
+    wanted: bool,
 }
 
 impl World {
@@ -117,6 +122,7 @@ impl World {
             ids: Cell::new(0),
             clock: 0,
             calm: false,
+            wanted: false,
         }
     }
 
@@ -167,6 +173,7 @@ impl World {
             None if active || held => Mode::None,
             None => Mode::UntilBlocked,
         };
+        self.wanted |= mode == Mode::UntilBlocked && run.is_some();
         let wake_seq = i64::try_from(self.mailbox.len()).expect("few letters");
         let before = self.row.map_or(Mode::None, |row| row.mode);
         self.row = Some(Row { mode: before.max(mode), wake_seq });
@@ -220,6 +227,7 @@ impl World {
             orders.push(MailBody::Control { message: Control::CancelCalls { tool_call_ids } });
         }
         orders.push(MailBody::Control { message: Control::StopRun });
+        self.wanted = false;
         self.accept(orders, Some(Mode::None));
     }
 
@@ -234,6 +242,7 @@ impl World {
     }
 
     pub(crate) fn pause(&mut self) {
+        self.wanted = false;
         self.accept(vec![MailBody::Control { message: Control::Pause }], Some(Mode::None));
     }
 
@@ -260,7 +269,9 @@ impl World {
             self.stored.turns.push((turn.id, turn.position, turn.at, turn.body.tag(), text));
         }
         assert!(session.cursor >= self.stored.cursor, "the cursor never goes back");
-        self.stored.calls.clone_from(&session.calls);
+        // What was told is stored too, and never loaded again.
+        let untold = session.calls.iter().filter(|call| !call.told_result);
+        self.stored.calls = untold.cloned().collect();
         self.stored.left = session.left.iter().map(|letter| letter.seq).collect();
         self.stored.hold = Some(session.hold);
         self.stored.cursor = session.cursor;
@@ -298,13 +309,20 @@ impl World {
         // Mail may end what the worker waits for; else it is seen when that is over.
         let news = held.session.cursor < row.wake_seq && dice.below(3) == 0;
         let running = held.running.clone();
+        if held.looked.is_some() {
+            return self.decide(&mut dice);
+        }
         if held.asking && !news {
             self.model_answers(&mut dice);
         } else if !running.is_empty() && !news {
             let one = dice.below(running.len() as u64);
             self.call_ends(running[usize::try_from(one).expect("small")], &mut dice);
         }
-        self.decide(row, &mut dice);
+        let held = self.held.as_mut().expect("still held");
+        held.looked = Some((self.mailbox.len(), row.mode));
+        if dice.below(3) > 0 {
+            self.decide(&mut dice);
+        }
     }
 
     fn claim(&mut self, dice: &mut Dice) {
@@ -315,7 +333,7 @@ impl World {
         let now = self.tick();
         let events = decide::recover(&mut session, now).expect("recovery is legal");
         assert!(session.calls.iter().all(|call| call.state != CallState::Running));
-        self.held = Some(Held { session, steps: 0, asking: false, running: Vec::new() });
+        self.held = Some(Held { session, steps: 0, asking: false, running: Vec::new(), looked: None });
         self.commit(&events);
     }
 
@@ -384,9 +402,9 @@ impl World {
     }
 
     /// Decides, and checks that a worker that had loaded the session just now would decide the same.
-    fn decision(&mut self, session: &mut Session, run: Run, dice: &mut Dice) -> Decision {
-        let mut inbox: Vec<Envelope> =
-            self.mailbox.iter().filter(|letter| letter.seq > session.cursor).cloned().collect();
+    fn decision(&mut self, session: &mut Session, run: Run, mail: usize, dice: &mut Dice) -> Decision {
+        let there = self.mailbox.iter().take(mail);
+        let mut inbox: Vec<Envelope> = there.filter(|letter| letter.seq > session.cursor).cloned().collect();
         if dice.below(4) == 0 {
             inbox.truncate(1 + usize::from(dice.byte() % 4));
         }
@@ -401,10 +419,11 @@ impl World {
         decision
     }
 
-    fn decide(&mut self, row: Row, dice: &mut Dice) {
+    fn decide(&mut self, dice: &mut Dice) {
         let mut held = self.held.take().expect("only the holder decides");
-        let run = Run { mode: row.mode, steps: held.steps };
-        let decision = self.decision(&mut held.session, run, dice);
+        let (mail, mode) = held.looked.take().expect("looked before it decides");
+        let run = Run { mode, steps: held.steps };
+        let decision = self.decision(&mut held.session, run, mail, dice);
         for Blob { digest, text } in &decision.blobs {
             self.blobs.insert(*digest, Arc::from(text.as_str()));
         }
@@ -424,7 +443,7 @@ impl World {
                 assert!((1..=2).contains(&held.running.len()), "between one and maxConcurrency calls run");
             }
             Next::Await(_) => panic!("nothing of this agent waits elsewhere"),
-            Next::Stop(status) => self.stop(row, run, status),
+            Next::Stop(status) => self.stop(run, status),
         }
     }
 
@@ -432,7 +451,7 @@ impl World {
         &self.held.as_ref().expect("held").session
     }
 
-    fn stop(&mut self, row: Row, run: Run, status: Status) {
+    fn stop(&mut self, run: Run, status: Status) {
         let session = self.session();
         assert_eq!(status, session.implied_status());
         if run.mode == Mode::UntilBlocked && session.hold == Hold::None {
@@ -447,7 +466,15 @@ impl World {
             repeat.events.is_empty() && repeat.next == Next::Stop(status),
             "a stop is a fixed point: {repeat:?}"
         );
-        if row.wake_seq <= session.cursor {
+        if self.row.is_some_and(|row| row.wake_seq <= session.cursor) {
+            if self.wanted {
+                let blocked = matches!(status, Status::Idle | Status::WaitingExternal);
+                assert!(
+                    session.hold == Hold::None && blocked,
+                    "a run that was asked for was swallowed: {status:?}"
+                );
+            }
+            self.wanted = false;
             self.row = None;
             self.kept = self.held.take().map(|held| held.session);
         }
@@ -461,7 +488,7 @@ impl World {
     pub(crate) fn die_deciding(&mut self) {
         if let (Some(row), Some(mut held)) = (self.row, self.held.take()) {
             let run = Run { mode: row.mode, steps: held.steps };
-            self.decision(&mut held.session, run, &mut Dice::new(0));
+            self.decision(&mut held.session, run, self.mailbox.len(), &mut Dice::new(0));
             self.deaths += 1;
         }
         self.kept = None;

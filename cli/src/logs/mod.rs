@@ -1,0 +1,53 @@
+//! Logs: one line for each event, on standard error, as JSON or for people.
+//!
+//! A JSON line is `{"ts", "level", "kind", …}`: `kind` is the event's own field of that name, or `log`;
+//! every other field stands beside it, those of the spans around the event too.
+
+mod line;
+#[cfg(test)]
+mod tests;
+
+use std::io::Write as _;
+
+use tracing_subscriber::{
+    EnvFilter, Layer as _, Registry, filter::LevelFilter, filter::Targets, layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
+
+pub(crate) use line::Format;
+use line::Lines;
+
+use crate::{failure::Failure, traces::Traces};
+
+/// What a node says if `RUST_LOG` doesn't ask for something else.
+pub(crate) const NODE: &str = "warn,holdfast=info";
+/// What any other command says.
+pub(crate) const QUIET: &str = "warn";
+
+/// Starts logging, and tracing where there is an endpoint for it. To be called once, before the
+/// runtime starts: the exporter of traces brings a runtime of its own, which can't start inside another.
+///
+/// # Errors
+/// [`Failure::Config`] if `RUST_LOG` or the endpoint can't be used.
+pub(crate) fn start(format: Format, default: &str, otlp_endpoint: Option<&str>) -> Result<Traces, Failure> {
+    let wanted = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
+    let filter = EnvFilter::builder()
+        .parse(wanted.as_deref().unwrap_or(default))
+        .map_err(|error| Failure::Config(format!("RUST_LOG can't be used: {error}")))?;
+    let lines = Lines::new(format, |line: &str| {
+        // A log that can't be written can't be complained about either.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    });
+    let traces = Traces::start(otlp_endpoint)?;
+    // Libraries' spans stay out of traces, and RUST_LOG decides about logs only.
+    let ours = Targets::new().with_target("holdfast", LevelFilter::INFO);
+    let spans = traces.tracer().map(|tracer| {
+        tracing_opentelemetry::layer().with_tracer(tracer).with_location(false).with_threads(false).with_filter(ours)
+    });
+    Registry::default()
+        .with(spans)
+        .with(lines.with_filter(filter))
+        .try_init()
+        .map_err(|error| Failure::Failed(format!("logging can't start: {error}")))?;
+    Ok(traces)
+}

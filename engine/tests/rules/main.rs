@@ -1,0 +1,10 @@
+//! The rules of a session, one case at a time. Whole histories are played in `histories`.
+
+mod answers;
+mod deferring;
+mod desk;
+mod events;
+mod orders;
+mod recovery;
+mod requests;
+mod running;

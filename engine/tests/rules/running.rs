@@ -1,0 +1,99 @@
+//! Calls that run here: how many at once, and what waits meanwhile.
+
+use holdfast_engine::{
+    decide::Next,
+    mail::{Control, MailBody},
+    session::{Event, Status},
+};
+
+use crate::desk::{Desk, completed, started};
+
+#[test]
+fn no_more_calls_run_at_once_than_the_agent_allows() {
+    let mut desk = Desk::with_calls(&["run", "again", "run", "run", "ask"]);
+    let calls = desk.calls();
+    let decision = desk.decide();
+    assert_eq!(started(&decision.next), calls[..2], "in order");
+    assert_eq!(desk.decide().next, Next::RunCalls(Vec::new()));
+    desk.ends(calls[1], completed("b"));
+    assert_eq!(started(&desk.decide().next), [calls[2]]);
+    desk.ends(calls[0], completed("a"));
+    desk.ends(calls[2], completed("c"));
+    assert_eq!(started(&desk.decide().next), [calls[3]]);
+    desk.ends(calls[3], completed("d"));
+    assert_eq!(desk.decide().next, Next::Stop(Status::WaitingExternal));
+    desk.result(calls[4], "e");
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert_eq!(desk.shown(), ["a", "b", "c", "d", "e"], "answers stand in the order of the calls");
+}
+
+#[test]
+fn a_start_says_what_a_runner_needs() {
+    let mut desk = Desk::with_calls(&["run", "again"]);
+    let Next::RunCalls(starts) = desk.decide().next else { panic!("the calls run") };
+    assert_eq!((starts[0].idempotent, starts[1].idempotent), (false, true));
+    assert_eq!(starts[0].timeout_seconds, Some(9), "the agent's");
+    assert_eq!(starts[1].timeout_seconds, Some(5), "the rule's");
+    assert!(starts.iter().all(|start| Some(start.turn) == desk.session.head().map(|turn| turn.id)));
+    assert_eq!((starts[1].name.as_str(), starts[1].arguments.as_str()), ("again", "{}"));
+}
+
+#[test]
+fn mail_waits_while_calls_run_and_is_told_once_in_order() {
+    let mut desk = Desk::with_calls(&["run"]);
+    let call = desk.calls()[0];
+    desk.decide();
+    desk.says("one");
+    let decision = desk.decide();
+    assert_eq!(decision.next, Next::RunCalls(Vec::new()));
+    assert!(matches!(&decision.events[..], [Event::Folded { cursor: 2, left }] if left.len() == 1));
+    desk.post(MailBody::AgentMessage { text: "two".into(), in_reply_to: None, expects_reply: true });
+    desk.says("three");
+    desk.decide();
+    assert_eq!(desk.session.left.len(), 3);
+    desk.ends(call, completed("done"));
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert_eq!(desk.shown(), ["done"]);
+    let said = desk.said();
+    assert_eq!((said[0].as_str(), said[2].as_str()), ("one", "three"));
+    assert!(said[1].contains("expects reply]\ntwo"), "{said:?}");
+    let origins: Vec<i64> = desk.user().mail.iter().map(|origin| origin.seq).collect();
+    assert_eq!(origins, [2, 3, 4]);
+    assert!(desk.session.left.is_empty());
+}
+
+#[test]
+fn mail_that_was_considered_is_not_considered_again() {
+    let mut desk = Desk::new();
+    desk.says("one");
+    desk.decide();
+    let before = desk.session.length();
+    desk.session.cursor = 5;
+    desk.says("numbered 2, below the cursor");
+    assert!(desk.decide().events.is_empty());
+    assert_eq!(desk.session.length(), before);
+}
+
+#[test]
+fn a_question_that_was_not_answered_yet_stays_when_another_comes() {
+    let mut desk = Desk::new();
+    desk.says("one");
+    desk.decide();
+    desk.says("two");
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert_eq!((desk.session.length(), desk.said()), (2, vec!["two".to_owned()]));
+}
+
+#[test]
+fn deciding_again_without_news_changes_nothing() {
+    let mut desk = Desk::with_calls(&["ask"]);
+    for order in [None, Some(Control::Pause), Some(Control::StopRun), Some(Control::Resume)] {
+        if let Some(order) = order {
+            desk.order(order);
+        }
+        let first = desk.decide();
+        let again = desk.decide();
+        assert_eq!(first.next, again.next);
+        assert!(again.events.is_empty() && again.blobs.is_empty(), "{again:?}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The queue as apalis sees it: a backend over the table of runs. A notification is a hint; the scan
+//! is the truth. It never holds more leases than there are free slots.
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use apalis_core::{
+    backend::{Backend, BackendConfig, finalize::Ephemeral},
+    task::{Task, task_id::RandomId},
+    worker::context::WorkerContext,
+};
+use futures::{Stream, StreamExt, stream};
+use holdfast_store::{
+    claim,
+    listen::{Heard, Listener, Subscription},
+    notify::Channel,
+};
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    SCAN_EVERY, Shared,
+    held::{Held, Slot},
+    metrics,
+};
+
+/// How many runs one claim takes at the most, so that a burst spreads over workers.
+const CLAIM_BATCH: usize = 64;
+
+/// Pauses between claims while the database is away.
+const BACKOFF: [Duration; 5] = [
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
+
+/// A lease on its way to the task that drives it. apalis wants tasks that can be cloned, which a
+/// lease can't: whoever takes it first has it.
+#[derive(Clone)]
+pub(crate) struct Claimed(Arc<std::sync::Mutex<Option<Slot>>>);
+
+impl Claimed {
+    fn new(slot: Slot) -> Self {
+        Self(Arc::new(std::sync::Mutex::new(Some(slot))))
+    }
+
+    /// The lease, once.
+    pub(crate) fn take(&self) -> Option<Slot> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()
+    }
+}
+
+/// The stream of leases.
+pub(crate) struct Claims {
+    leases: Pin<Box<dyn Stream<Item = Claimed> + Send>>,
+}
+
+impl Claims {
+    /// Claims until `shutdown`.
+    pub(crate) fn new(shared: Arc<Shared>, listener: Listener, shutdown: CancellationToken) -> Self {
+        let claimer =
+            Claimer { shared, hints: listener.subscribe(), shutdown, ready: VecDeque::new(), failures: 0 };
+        let leases = stream::unfold(claimer, |mut claimer| async move {
+            let slot = claimer.next().await?;
+            Some((Claimed::new(slot), claimer))
+        });
+        Self { leases: leases.boxed() }
+    }
+}
+
+struct Claimer {
+    shared: Arc<Shared>,
+    hints: Subscription,
+    shutdown: CancellationToken,
+    ready: VecDeque<Slot>,
+    failures: usize,
+}
+
+impl Claimer {
+    async fn next(&mut self) -> Option<Slot> {
+        loop {
+            if let Some(slot) = self.ready.pop_front() {
+                return Some(slot);
+            }
+            if self.shutdown.is_cancelled() {
+                return None;
+            }
+            let pause = match self.claim().await {
+                Ok(true) => continue,
+                Ok(false) => {
+                    self.failures = 0;
+                    SCAN_EVERY
+                }
+                Err(error) => {
+                    let pause = BACKOFF[self.failures.min(BACKOFF.len() - 1)];
+                    self.failures += 1;
+                    tracing::warn!(kind = "worker.claim_failed", %error, delay_ms = pause.as_millis(), "runs can't be claimed");
+                    pause
+                }
+            };
+            self.wait(pause).await;
+        }
+    }
+
+    /// Waits for a slot, then claims as many runs as there are slots. Returns whether there were any.
+    async fn claim(&mut self) -> Result<bool, holdfast_store::StoreError> {
+        let shared = Arc::clone(&self.shared);
+        let permit = tokio::select! {
+            () = self.shutdown.cancelled() => return Ok(true),
+            permit = Arc::clone(&shared.slots).acquire_owned() => permit,
+        };
+        // The semaphore is never closed.
+        let Ok(first) = permit else { return Ok(false) };
+        let mut permits = vec![first];
+        while permits.len() < CLAIM_BATCH
+            && let Ok(permit) = Arc::clone(&shared.slots).try_acquire_owned()
+        {
+            permits.push(permit);
+        }
+        let asked_at = Instant::now();
+        shared.store.at("claim.before").await;
+        let leases =
+            claim::claim(&shared.store, shared.id, permits.len(), shared.lease_ttl, &shared.roster.names())
+                .await?;
+        shared.store.at("claim.done").await;
+        let taken: Vec<String> =
+            leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();
+        if !taken.is_empty() {
+            metrics::taken_over(taken.len());
+            tracing::warn!(kind = "sessions.taken_over", session_ids = taken.join(","), worker_id = %shared.id, "their workers' leases had expired");
+        }
+        metrics::claimed(leases.len(), asked_at.elapsed());
+        for (lease, permit) in leases.into_iter().zip(permits) {
+            self.ready.push_back(Held::take(&shared, lease, asked_at, permit));
+        }
+        Ok(!self.ready.is_empty())
+    }
+
+    /// Waits for a hint, at most for `pause`.
+    async fn wait(&mut self, pause: Duration) {
+        let until = Instant::now() + pause;
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = tokio::time::sleep_until(until) => return,
+                heard = self.hints.recv() => match heard {
+                    Some(Heard::Item { channel: Channel::Runs, .. } | Heard::Resync) if self.failures == 0 => return,
+                    Some(_) => {}
+                    None => {
+                        tokio::time::sleep_until(until).await;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Backend for Claims {
+    type Task = Task<Claimed>;
+    type Error = Infallible;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+        _: &WorkerContext,
+    ) -> Poll<Option<Result<Self::Task, Self::Error>>> {
+        self.leases.as_mut().poll_next(cx).map(|lease| lease.map(|lease| Ok(Task::new(lease))))
+    }
+
+    fn poll_close(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl BackendConfig for Claims {
+    type Args = Claimed;
+    type Id = RandomId;
+    type Kind = Ephemeral;
+    type Config = ();
+    type Layer = apalis::prelude::Identity;
+
+    fn config(&self) -> &Self::Config {
+        &()
+    }
+
+    fn middleware(&mut self, _: &mut WorkerContext) -> Self::Layer {
+        apalis::prelude::Identity::new()
+    }
+}

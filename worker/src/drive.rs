@@ -1,0 +1,518 @@
+//! One lease, driven: load, decide, effect, decide, commit, until the run has ended.
+
+use std::{collections::HashSet, sync::Arc};
+
+use chrono::Utc;
+use holdfast_engine::{
+    agent::Agent,
+    content::Blob,
+    decide::{self, Context, Decision, Mode, Next, Run, Start},
+    ids::{CallId, MailId},
+    mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
+    model::ModelAnswer,
+    session::{CallState, Event, Hold, Illegal, Session, Status},
+    turn::{Turn, TurnBody},
+};
+use holdfast_store::{
+    StoreError,
+    commit::{self, Commit, Outcome, RunAfter},
+    letters::Letter,
+    load::{self, Loaded},
+};
+use tokio::time::{Duration, Instant};
+use tracing::Instrument;
+use uuid::Uuid;
+
+use crate::{
+    MAX_TAKEOVERS, Shared,
+    calls::{Ended, Running, Scope},
+    claims::Claimed,
+    held::Slot,
+    metrics,
+    request::{self, Fetched, Unanswered},
+    roster::Member,
+};
+
+/// How long a load is tried again while the database is away.
+const LOAD_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why a run isn't driven on here.
+#[derive(Debug, thiserror::Error)]
+enum Gone {
+    /// Somebody else holds it, or its time is over.
+    #[error("the lease is gone")]
+    LeaseLost,
+    /// This worker is leaving; the lease goes back.
+    #[error("the worker is leaving")]
+    Leaving,
+    /// The session was deleted.
+    #[error("the session is deleted")]
+    Deleted,
+    /// The store can't say what the run needs.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A fault of the engine's rules: the run can't be driven from this state.
+    #[error("illegal: {0}")]
+    Illegal(#[from] Illegal),
+}
+
+/// Drives a claimed lease. What apalis calls for every task.
+pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infallible> {
+    let Some(slot) = claimed.take() else { return Ok(()) };
+    let shared = Arc::clone(slot.shared());
+    let _counted = shared.drives.token();
+    let lease = &slot.lease;
+    let span = tracing::info_span!(
+        "run",
+        session_id = %lease.session,
+        run_epoch = lease.epoch,
+        worker_id = %shared.id,
+        "gen_ai.agent.name" = %lease.agent,
+        traceparent = lease.traceparent.as_deref().unwrap_or_default(),
+    );
+    run(&shared, slot).instrument(span).await;
+    Ok(())
+}
+
+async fn run(shared: &Arc<Shared>, slot: Slot) {
+    let began = Instant::now();
+    let (session, epoch) = (slot.lease.session, slot.lease.epoch);
+    tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
+    let driven = tokio::select! {
+        driven = drive(shared, &slot) => driven,
+        () = slot.lost() => Err(Gone::LeaseLost),
+    };
+    let took = began.elapsed().as_millis();
+    match driven {
+        Ok(status) => {
+            tracing::info!(kind = "run.stopped", session_id = %session, run_epoch = epoch, worker_id = %shared.id, status = status.word(), ms = took);
+            slot.over();
+        }
+        Err(Gone::LeaseLost) => {
+            tracing::warn!(kind = "run.lease_lost", session_id = %session, run_epoch = epoch, worker_id = %shared.id, "what the last step did is not stored");
+            slot.over();
+        }
+        Err(Gone::Deleted) => {
+            tracing::info!(kind = "run.deleted", session_id = %session, run_epoch = epoch, "the session was deleted");
+            slot.over();
+        }
+        Err(Gone::Leaving) => {
+            tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took)
+        }
+        Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
+            tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");
+            give_up(shared, slot, &error.to_string()).await;
+        }
+    }
+}
+
+/// Ends a run that can't be driven: the session keeps what is stored and says why.
+async fn give_up(shared: &Shared, slot: Slot, why: &str) {
+    let Ok(loaded) = load::load(&shared.store, slot.lease.session).await else { return };
+    let mut session = loaded.session;
+    session.cursor = slot.standing.borrow().wake_seq.max(session.cursor);
+    // The mail stays unread: the cursor only says that this ending has considered it.
+    let unread: Vec<Envelope> =
+        loaded.inbox.into_iter().filter(|letter| letter.seq <= session.cursor).collect();
+    session.left.extend(unread);
+    let ended = Commit {
+        id: Uuid::now_v7(),
+        epoch: slot.lease.epoch,
+        agent: slot.lease.agent.clone(),
+        agent_revision: slot.lease.agent_revision.clone(),
+        session,
+        happened: Vec::new(),
+        blobs: Vec::new(),
+        run: RunAfter::End { status: Status::Failed, detail: Some(format!("internal: {why}")) },
+        to_parent: None,
+    };
+    match commit::commit(&shared.store, &ended, slot.until()).await {
+        Ok(Outcome::Stored { released: true, .. } | Outcome::LeaseLost) => slot.over(),
+        Ok(Outcome::Stored { .. }) => {}
+        Err(error) => tracing::error!(%error, "couldn't store that the run failed"),
+    }
+}
+
+/// A run as its task holds it.
+struct Driver<'a> {
+    shared: &'a Arc<Shared>,
+    slot: &'a Slot,
+    member: &'a Member,
+    agent: Agent,
+    owner: String,
+    parent: Option<(holdfast_engine::ids::SessionId, CallId)>,
+    session: Session,
+    inbox: Vec<Envelope>,
+    run: Run,
+    /// The status before this run, kept by runs that only fold mail.
+    before: Status,
+    happened: Vec<Event>,
+    blobs: Vec<Blob>,
+    running: Running,
+    fetched: Fetched,
+}
+
+async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
+    if shared.draining.is_cancelled() {
+        return Err(Gone::Leaving);
+    }
+    let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
+    let loaded = load_session(shared, slot).await?;
+    let Loaded { session, owner, parent, inbox, .. } = loaded;
+    let before = session.status;
+    let run = Run { mode: slot.lease.mode, steps: 0 };
+    let mut driver = Driver {
+        shared,
+        slot,
+        member,
+        agent: member.agent(),
+        owner,
+        parent,
+        session,
+        inbox,
+        run,
+        before,
+        happened: Vec::new(),
+        blobs: Vec::new(),
+        running: Running::default(),
+        fetched: Fetched::default(),
+    };
+    driver.happened = decide::recover(&mut driver.session, Utc::now())?;
+    if slot.lease.takeovers > MAX_TAKEOVERS {
+        return driver.poisoned().await;
+    }
+    driver.go().await
+}
+
+async fn load_session(shared: &Shared, slot: &Slot) -> Result<Loaded, Gone> {
+    loop {
+        shared.store.at("load.before").await;
+        match load::load(&shared.store, slot.lease.session).await {
+            Ok(loaded) => {
+                shared.store.at("load.done").await;
+                return Ok(loaded);
+            }
+            Err(StoreError::UnknownSession) => return Err(Gone::Deleted),
+            Err(error) if error.is_unavailable() => {
+                if !slot.stands() {
+                    return Err(Gone::LeaseLost);
+                }
+                tokio::time::sleep(LOAD_PAUSE).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Driver<'_> {
+    async fn go(&mut self) -> Result<Status, Gone> {
+        loop {
+            self.agent = self.member.agent();
+            let next = self.decide()?;
+            self.shared.store.at("decide.done").await;
+            let session = &self.session;
+            self.running
+                .keep(|call| session.call(call).is_some_and(|call| call.state == CallState::Running))
+                .await;
+            let ended = match next {
+                Next::Stop(status) => {
+                    let (status, detail) = self.verdict(status);
+                    self.store(RunAfter::End { status, detail }).await?.then_some(status)
+                }
+                Next::Await(wait) => {
+                    let park = RunAfter::Park { on: format!("{wait:?}"), until: None };
+                    self.store(park).await?.then_some(Status::Running)
+                }
+                Next::AskModel => self.ask().await?,
+                Next::RunCalls(starts) => {
+                    self.run_calls(starts).await?;
+                    None
+                }
+            };
+            if let Some(status) = ended {
+                return Ok(status);
+            }
+        }
+    }
+
+    fn decide(&mut self) -> Result<Next, Gone> {
+        let mut context = Context {
+            agent: &self.agent,
+            inbox: &self.inbox,
+            run: self.run,
+            now: Utc::now(),
+            fresh: &mut Uuid::now_v7,
+            fresh_token: &mut Uuid::new_v4,
+        };
+        let Decision { events, blobs, next } = decide::decide(&mut self.session, &mut context)?;
+        self.inbox.clear();
+        self.happened.extend(events);
+        for blob in blobs {
+            if !self.blobs.iter().any(|known| known.digest == blob.digest) {
+                self.blobs.push(blob);
+            }
+        }
+        Ok(next)
+    }
+
+    /// A run that only folded mail leaves a failed session failed: nothing has been tried since.
+    fn verdict(&self, implied: Status) -> (Status, Option<String>) {
+        let only_folded = self.run.mode == Mode::None && self.before == Status::Failed;
+        if only_folded && self.session.hold != Hold::Paused {
+            return (Status::Failed, Some("the last run failed; mail has arrived since".to_owned()));
+        }
+        (implied, None)
+    }
+
+    /// Stores what happened since the last commit. Returns whether the run is released.
+    async fn store(&mut self, run: RunAfter) -> Result<bool, Gone> {
+        let to_parent = self.letter_to_parent(&run);
+        let work = Commit {
+            id: Uuid::now_v7(),
+            epoch: self.slot.lease.epoch,
+            agent: self.slot.lease.agent.clone(),
+            agent_revision: self.agent.revision.clone(),
+            session: self.session.clone(),
+            happened: std::mem::take(&mut self.happened),
+            blobs: std::mem::take(&mut self.blobs),
+            run,
+            to_parent,
+        };
+        let began = Instant::now();
+        self.shared.store.at("commit.before").await;
+        let span = tracing::info_span!("commit");
+        let outcome = commit::commit(&self.shared.store, &work, self.slot.until()).instrument(span).await;
+        metrics::committed(began.elapsed());
+        match outcome {
+            Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
+                self.session.version = version;
+                self.run.mode = mode;
+                if !released && wake_seq > self.session.cursor {
+                    self.fetch_mail().await?;
+                }
+                Ok(released)
+            }
+            Ok(Outcome::LeaseLost) => Err(Gone::LeaseLost),
+            Err(error) if error.is_unavailable() => Err(Gone::LeaseLost),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn fetch_mail(&mut self) -> Result<(), Gone> {
+        loop {
+            match load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await {
+                Ok(mail) => {
+                    self.inbox = mail;
+                    return Ok(());
+                }
+                Err(error) if error.is_unavailable() && self.slot.stands() => {
+                    tokio::time::sleep(LOAD_PAUSE).await;
+                }
+                Err(error) if error.is_unavailable() => return Err(Gone::LeaseLost),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Before an effect: what led to it is stored, the lease stands, and nobody wants to leave.
+    async fn ready(&mut self) -> Result<(), Gone> {
+        if !self.happened.is_empty() {
+            self.store(RunAfter::Keep).await?;
+        }
+        if self.shared.draining.is_cancelled() {
+            return Err(Gone::Leaving);
+        }
+        if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
+    }
+
+    async fn ask(&mut self) -> Result<Option<Status>, Gone> {
+        self.ready().await?;
+        if !self.inbox.is_empty() {
+            // Mail came with the commit: it is considered first, and may be an order to stop.
+            return Ok(None);
+        }
+        let mut known = self.session.cursor;
+        let answer = {
+            let asking =
+                request::ask(self.shared, &self.owner, &self.agent, &self.session, &mut self.fetched);
+            tokio::pin!(asking);
+            loop {
+                tokio::select! {
+                    answer = &mut asking => break Some(answer),
+                    () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
+                    () = self.slot.woken(known) => {
+                        let mail = load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await;
+                        // While the database is away the request goes on; the commit finds the mail.
+                        let mail = mail.unwrap_or_default();
+                        known = mail.last().map_or(known, |letter| letter.seq).max(self.slot.standing.borrow().wake_seq);
+                        if mail.iter().any(stops) {
+                            self.inbox = mail;
+                            break None;
+                        }
+                    }
+                }
+            }
+        };
+        match answer {
+            None => Ok(None),
+            Some(Ok(answer)) => {
+                let event = self.answered(answer);
+                self.happen(event)?;
+                self.run.steps += 1;
+                if self.slot.standing.borrow().wake_seq > self.session.cursor {
+                    self.fetch_mail().await?;
+                }
+                Ok(None)
+            }
+            Some(Err(Unanswered::Store(error))) if error.is_unavailable() => {
+                tokio::time::sleep(LOAD_PAUSE).await;
+                Ok(None)
+            }
+            Some(Err(Unanswered::Store(error))) => Err(error.into()),
+            Some(Err(Unanswered::Failed(detail))) => {
+                tracing::warn!(kind = "run.failed", session_id = %self.session.id, detail, "the model gave no answer");
+                let status = Status::Failed;
+                Ok(self.store(RunAfter::End { status, detail: Some(detail) }).await?.then_some(status))
+            }
+        }
+    }
+
+    fn answered(&self, answer: ModelAnswer) -> Event {
+        let mut context = Context {
+            agent: &self.agent,
+            inbox: &[],
+            run: self.run,
+            now: Utc::now(),
+            fresh: &mut Uuid::now_v7,
+            fresh_token: &mut Uuid::new_v4,
+        };
+        decide::answered(&self.session, &mut context, answer)
+    }
+
+    async fn run_calls(&mut self, starts: Vec<Start>) -> Result<(), Gone> {
+        if let Err(gone) = self.ready_for(&starts).await {
+            return Err(gone);
+        }
+        if !self.inbox.is_empty() && starts.is_empty() {
+            return Ok(());
+        }
+        let scope = Scope {
+            store: self.shared.store.clone(),
+            session: self.session.id,
+            slug: self.agent.slug.clone(),
+            revision: self.agent.revision.clone(),
+            toolbox: Arc::clone(&self.member.toolbox),
+            traceparent: self.slot.lease.traceparent.clone(),
+            session_json: self.session_json(),
+        };
+        for start in starts {
+            self.running.start(&scope, start);
+        }
+        if !self.inbox.is_empty() {
+            return Ok(());
+        }
+        let ended = tokio::select! {
+            ended = self.running.next() => ended,
+            () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
+            () = self.slot.woken(self.session.cursor) => {
+                self.fetch_mail().await?;
+                return Ok(());
+            }
+        };
+        self.shared.store.at("tools.done").await;
+        for Ended { call, settled, blob } in ended {
+            let event = decide::finished(&self.session, call, settled, Utc::now());
+            self.happen(event)?;
+            self.blobs.extend(blob);
+        }
+        if !self.session.busy() {
+            self.run.steps += 1;
+        }
+        Ok(())
+    }
+
+    /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
+    /// before anything was started: whoever claims the run next recovers them.
+    async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
+        if !self.happened.is_empty() {
+            self.store(RunAfter::Keep).await?;
+        }
+        if !starts.is_empty() {
+            self.shared.store.at("tools.before").await;
+        }
+        if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Gone> {
+        self.session.apply(&event)?;
+        self.happened.push(event);
+        Ok(())
+    }
+
+    /// The whole session for `AGENT_SESSION_JSON`, where the agent asks for it.
+    fn session_json(&self) -> Option<String> {
+        self.agent.session_json.then(|| {
+            let turns: Vec<serde_json::Value> = self
+                .session
+                .turns
+                .iter()
+                .rev()
+                .map(|turn| {
+                    let contents = turn.body.to_json().ok().and_then(|text| serde_json::from_str(&text).ok());
+                    let contents: serde_json::Value = contents.unwrap_or_default();
+                    serde_json::json!({"id": turn.id, "tag": turn.body.tag(), "contents": contents, "at": turn.at})
+                })
+                .collect();
+            serde_json::json!({"sessionId": self.session.id, "sessionVersion": 2, "turns": turns}).to_string()
+        })
+    }
+
+    /// What tells the parent that this session, its child, has ended.
+    fn letter_to_parent(&self, run: &RunAfter) -> Option<(holdfast_engine::ids::SessionId, Letter)> {
+        let (parent, call) = self.parent?;
+        let settled = match run {
+            RunAfter::End { status: Status::Idle, .. } => {
+                let text = match self.session.head() {
+                    Some(Turn { body: TurnBody::Llm(llm), .. }) => llm.text.clone().unwrap_or_default(),
+                    _ => String::new(),
+                };
+                let result = holdfast_engine::content::ToolResult::text(text);
+                Settled::Completed { result: holdfast_engine::content::Payload::Inline(result) }
+            }
+            RunAfter::End { status: Status::Failed, detail } => {
+                Settled::Failed { message: detail.clone().unwrap_or_default() }
+            }
+            _ => return None,
+        };
+        let letter = Letter {
+            id: MailId(self.session.id.0),
+            from: Sender::Session { session_id: self.session.id, agent: Some(self.agent.slug.clone()) },
+            priority: Priority::Normal,
+            hops: 0,
+            body: MailBody::ToolCallFinished { tool_call_id: call, settled },
+        };
+        Some((parent, letter))
+    }
+
+    /// A run that ended its workers time and again is ended before it ends another one.
+    async fn poisoned(&mut self) -> Result<Status, Gone> {
+        let status = Status::Failed;
+        let detail = Some(format!("poison: {} workers died over this run", self.slot.lease.takeovers));
+        let letters: HashSet<i64> = self.inbox.iter().map(|letter| letter.seq).collect();
+        self.session.cursor = letters.iter().copied().max().unwrap_or(0).max(self.session.cursor);
+        self.session.left.append(&mut self.inbox);
+        loop {
+            let run = RunAfter::End { status, detail: detail.clone() };
+            if self.store(run).await? {
+                return Ok(status);
+            }
+            let newest = self.inbox.last().map_or(self.session.cursor, |letter| letter.seq);
+            self.session.cursor = newest;
+            self.session.left.append(&mut self.inbox);
+        }
+    }
+}
+
+fn stops(letter: &Envelope) -> bool {
+    matches!(letter.body, MailBody::Control { message: Control::StopRun })
+}

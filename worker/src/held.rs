@@ -1,0 +1,205 @@
+//! The leases that a worker holds in memory, and how their tasks hear of what becomes of them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use holdfast_engine::{decide::Mode, ids::SessionId};
+use holdfast_store::claim::{self, Beat, Lease};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::Instant,
+};
+
+use crate::Shared;
+
+/// What a task knows of its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// The lease ends here, by this process's clock, unless it is renewed.
+    pub(crate) until: Instant,
+    /// The newest mail that woke the run.
+    pub(crate) wake_seq: i64,
+    /// How far the run goes by now.
+    pub(crate) mode: Mode,
+    /// Whether it is gone.
+    pub(crate) lost: bool,
+}
+
+struct Entry {
+    epoch: i64,
+    standing: watch::Sender<Standing>,
+}
+
+/// All leases of a worker, by session.
+#[derive(Default, Clone)]
+pub(crate) struct Held(Arc<Mutex<HashMap<SessionId, Entry>>>);
+
+/// A lease with its slot. Dropping it ends the heartbeats for it and, unless the run is known to be
+/// over here, gives the lease back.
+pub(crate) struct Slot {
+    pub(crate) lease: Lease,
+    pub(crate) standing: watch::Receiver<Standing>,
+    shared: Arc<Shared>,
+    over: bool,
+    // Returned last: a slot is free when nothing is left of its lease.
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Entry>> {
+        // A panic while it is locked can't leave it half changed: every change is one call.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a claimed lease into memory. `asked_at` is when the claim was sent: the lease can't end
+    /// later than one TTL from there.
+    pub(crate) fn take(
+        shared: &Arc<Shared>,
+        lease: Lease,
+        asked_at: Instant,
+        permit: OwnedSemaphorePermit,
+    ) -> Slot {
+        let standing = Standing {
+            until: asked_at + shared.lease_ttl,
+            wake_seq: lease.wake_seq,
+            mode: lease.mode,
+            lost: false,
+        };
+        let (sender, receiver) = watch::channel(standing);
+        let entry = Entry { epoch: lease.epoch, standing: sender };
+        if let Some(older) = shared.held.lock().insert(lease.session, entry) {
+            older.standing.send_modify(|standing| standing.lost = true);
+        }
+        Slot { lease, standing: receiver, shared: Arc::clone(shared), over: false, _permit: permit }
+    }
+
+    /// Names of all leases.
+    pub(crate) fn list(&self) -> Vec<(SessionId, i64)> {
+        self.lock().iter().map(|(session, entry)| (*session, entry.epoch)).collect()
+    }
+
+    /// Whether a session's run is held here.
+    pub(crate) fn has(&self, session: SessionId) -> bool {
+        self.lock().contains_key(&session)
+    }
+
+    /// Tells the tasks what a heartbeat learned: the leases in `asked` that are missing from `beats`
+    /// are gone.
+    pub(crate) fn renewed(
+        &self,
+        asked: &[(SessionId, i64)],
+        beats: &[Beat],
+        until: Instant,
+    ) -> Vec<SessionId> {
+        let beats: HashMap<(SessionId, i64), &Beat> =
+            beats.iter().map(|beat| ((beat.session, beat.epoch), beat)).collect();
+        let held = self.lock();
+        let mut lost = Vec::new();
+        for (session, epoch) in asked {
+            let Some(entry) = held.get(session).filter(|entry| entry.epoch == *epoch) else { continue };
+            match beats.get(&(*session, *epoch)) {
+                Some(beat) => entry.standing.send_modify(|standing| {
+                    standing.until = until;
+                    standing.wake_seq = standing.wake_seq.max(beat.wake_seq);
+                    standing.mode = beat.mode;
+                }),
+                None => {
+                    entry.standing.send_modify(|standing| standing.lost = true);
+                    lost.push(*session);
+                }
+            }
+        }
+        lost
+    }
+
+    /// Ends the leases whose time is over by this process's clock. Returns whose.
+    pub(crate) fn expire(&self, now: Instant) -> Vec<SessionId> {
+        let held = self.lock();
+        let over = held.iter().filter(|(_, entry)| {
+            let standing = *entry.standing.borrow();
+            !standing.lost && standing.until <= now
+        });
+        over.map(|(session, entry)| {
+            entry.standing.send_modify(|standing| standing.lost = true);
+            *session
+        })
+        .collect()
+    }
+}
+
+impl Slot {
+    /// What the worker's tasks share.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The run has ended, is parked or belongs to somebody else: there is nothing to give back.
+    pub(crate) fn over(mut self) {
+        self.over = true;
+    }
+
+    /// Whether an effect may begin: the lease still stands by this process's clock.
+    pub(crate) fn stands(&self) -> bool {
+        let standing = *self.standing.borrow();
+        !standing.lost && Instant::now() < standing.until
+    }
+
+    /// Until when the lease stands, as far as is known.
+    pub(crate) fn until(&self) -> Instant {
+        self.standing.borrow().until
+    }
+
+    /// Waits until the lease is gone.
+    pub(crate) async fn lost(&self) {
+        let mut standing = self.standing.clone();
+        if standing.wait_for(|standing| standing.lost).await.is_err() {
+            // The sender goes with the entry, which goes with the slot.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits for mail above `cursor` that woke the run.
+    pub(crate) async fn woken(&self, cursor: i64) {
+        let mut standing = self.standing.clone();
+        if standing.wait_for(|standing| standing.wake_seq > cursor).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let name = (self.lease.session, self.lease.epoch);
+        {
+            let mut held = self.shared.held.lock();
+            if held.get(&name.0).is_some_and(|entry| entry.epoch == name.1) {
+                held.remove(&name.0);
+            }
+        }
+        if self.over || self.standing.borrow().lost {
+            return;
+        }
+        // What made this task panic may do so again: not at once, then.
+        let delay = if std::thread::panicking() { AFTER_PANIC } else { Duration::ZERO };
+        let store = self.shared.store.clone();
+        self.shared.drives.spawn(async move {
+            match claim::release(&store, &[name], delay).await {
+                Ok(_) => store.at("run.released").await,
+                Err(error) => {
+                    tracing::warn!(%error, session_id = %name.0, "couldn't give a lease back; it expires");
+                }
+            }
+        });
+    }
+}
+
+/// How long a run waits whose task panicked.
+const AFTER_PANIC: Duration = Duration::from_secs(5);
+
+/// How often leases are renewed.
+pub(crate) fn beat_every(ttl: Duration) -> Duration {
+    ttl / 3
+}

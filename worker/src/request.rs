@@ -1,0 +1,96 @@
+//! Asking the model: the request is built from what is stored, and nothing else.
+
+use std::{collections::HashMap, sync::Arc};
+
+use holdfast_engine::{
+    agent::Agent, content::Digest, ids::SessionId, model::ModelAnswer, session::Session, transcript,
+};
+use holdfast_store::{StoreError, load, notify::Channel};
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::{Shared, metrics};
+
+/// Blobs that a run has fetched: what a session's next request needs it mostly needed before.
+#[derive(Default)]
+pub(crate) struct Fetched(HashMap<Digest, Arc<str>>);
+
+impl Fetched {
+    /// Keeps exactly the blobs that the next request needs, fetching what is missing.
+    async fn bring(&mut self, shared: &Shared, owner: &str, needs: &[Digest]) -> Result<(), StoreError> {
+        self.0.retain(|digest, _| needs.contains(digest));
+        let missing: Vec<Digest> =
+            needs.iter().filter(|digest| !self.0.contains_key(digest)).copied().collect();
+        self.0.extend(load::blobs(&shared.store, owner, &missing).await?);
+        Ok(())
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// The store has no request to give.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The run ends as failed, with this for a person.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Asks the model for its answer to the session's newest user turn.
+pub(crate) async fn ask(
+    shared: &Shared,
+    owner: &str,
+    agent: &Agent,
+    session: &Session,
+    fetched: &mut Fetched,
+) -> Result<ModelAnswer, Unanswered> {
+    fetched.bring(shared, owner, &transcript::needs(session, agent.context_tokens)).await?;
+    let request = transcript::request(session, agent.context_tokens, &fetched.0).map_err(StoreError::from)?;
+    let key = match agent.api_key_id.as_str() {
+        "" => None,
+        id => Some(shared.keys.get(id).ok_or_else(|| {
+            Unanswered::Failed(format!(
+                "no API key {id:?} is configured on this worker; add it to the keys file and resume"
+            ))
+        })?),
+    };
+    let deltas = |text: &str| stream(shared, session.id, text);
+    let deltas: Option<&(dyn Fn(&str) + Send + Sync)> =
+        if shared.stream_tokens { Some(&deltas) } else { None };
+    let span = tracing::info_span!(
+        "model",
+        "gen_ai.operation.name" = "chat",
+        "gen_ai.request.model" = %agent.target.model,
+        "gen_ai.usage.input_tokens" = tracing::field::Empty,
+        "gen_ai.usage.output_tokens" = tracing::field::Empty,
+    );
+    let began = Instant::now();
+    shared.store.at("model.before").await;
+    let asking = shared.model.complete(&agent.target, key, &request, deltas, &|_| {});
+    let answer = asking.instrument(span.clone()).await;
+    shared.store.at("model.done").await;
+    match answer {
+        Ok(answer) => {
+            metrics::asked(&agent.target.model, "ok", began.elapsed());
+            if let Some(usage) = answer.usage {
+                span.record("gen_ai.usage.input_tokens", usage.input_tokens);
+                span.record("gen_ai.usage.output_tokens", usage.output_tokens);
+                metrics::tokens(&agent.target.model, usage);
+            }
+            Ok(answer)
+        }
+        Err(error) => {
+            metrics::asked(&agent.target.model, error.code(), began.elapsed());
+            Err(Unanswered::Failed(error.to_string()))
+        }
+    }
+}
+
+/// Text as it comes, for those who watch now; it is never stored.
+fn stream(shared: &Shared, session: SessionId, text: &str) {
+    if let Some(notifier) = shared.store.notifier() {
+        notifier.send(Channel::Deltas, json!({"session_id": session, "text": text}).to_string());
+    }
+}
