@@ -11,7 +11,11 @@ use std::{
 
 use apalis_core::{
     backend::{Backend, BackendConfig, finalize::Ephemeral},
-    task::{Task, task_id::RandomId},
+    task::{
+        Task,
+        builder::TaskBuilder,
+        task_id::{RandomId, TaskId},
+    },
     worker::context::WorkerContext,
 };
 use futures::{Stream, StreamExt, stream};
@@ -176,7 +180,8 @@ impl Backend for Claims {
         cx: &mut Context<'_>,
         _: &WorkerContext,
     ) -> Poll<Option<Result<Self::Task, Self::Error>>> {
-        self.leases.as_mut().poll_next(cx).map(|lease| lease.map(|lease| Ok(Task::new(lease))))
+        let task = |lease| TaskBuilder::new(lease).task_id(TaskId::from_string(RandomId::default())).build();
+        self.leases.as_mut().poll_next(cx).map(|lease| lease.map(|lease| Ok(task(lease))))
     }
 
     fn poll_close(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Self::Error>> {

@@ -66,7 +66,8 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// 96 histories, or as many as `PROPTEST_CASES` says.
 fn config() -> ProptestConfig {
-    let mut config = ProptestConfig::default();
+    // A failure prints its smallest history; test runs write nothing into the tree.
+    let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = 96;
     }

@@ -1,0 +1,150 @@
+//! Flags of servers.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, ValueHint};
+
+/// The largest request body by default, in bytes.
+const MAX_BODY: usize = 32 * 1024 * 1024;
+
+/// Flags of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeNode {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    #[command(flatten)]
+    pub(crate) agents: AgentArgs,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) worker: WorkerArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Flags of `api`.
+#[derive(Debug, Args)]
+pub(crate) struct ApiNode {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    #[command(flatten)]
+    pub(crate) agents: AgentArgs,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Flags of `worker`.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerNode {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    #[command(flatten)]
+    pub(crate) agents: AgentArgs,
+    #[command(flatten)]
+    pub(crate) worker: WorkerArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Flags of `scheduler`.
+#[derive(Debug, Args)]
+pub(crate) struct SchedulerNode {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Which database.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DatabaseArgs {
+    /// Postgres [default: an embedded cluster under --data-dir; DATABASE_URL is honoured too]
+    #[arg(long, value_name = "URL")]
+    pub(crate) database_url: Option<String>,
+    /// Direct connection for LISTEN and migrations, where --database-url leads through a
+    /// transaction-mode pooler
+    #[arg(long, value_name = "URL", requires = "database_url")]
+    pub(crate) listen_database_url: Option<String>,
+    /// Home of the embedded cluster
+    #[arg(long, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]
+    pub(crate) data_dir: PathBuf,
+}
+
+/// Which agents.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AgentArgs {
+    /// An agent file; repeatable
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) agent_file: Vec<PathBuf>,
+    /// A directory whose *.json are agent files; repeatable
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) agents_dir: Vec<PathBuf>,
+    /// Use only this one of the loaded agents; repeatable
+    #[arg(long = "agent", value_name = "SLUG")]
+    pub(crate) only_agent: Vec<String>,
+}
+
+/// Flags of whatever answers HTTP.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ApiArgs {
+    /// Where to listen; port 0 picks one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
+    pub(crate) bind: SocketAddr,
+    /// Also a Unix socket, open to this user only
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Bearer tokens: {"tokens": [{"owner", "sha256"} | {"owner", "token"}]}, re-read on SIGHUP
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) auth_tokens: Option<PathBuf>,
+    /// Owners who may do everything
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) admin_owners: Vec<String>,
+    /// An origin that browsers may call from; repeatable
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',')]
+    pub(crate) cors_origin: Vec<String>,
+    /// Bind beyond loopback without tokens
+    #[arg(long)]
+    pub(crate) allow_anonymous: bool,
+    /// The largest request body
+    #[arg(long, value_name = "BYTES", default_value_t = MAX_BODY, value_parser = clap::value_parser!(usize))]
+    pub(crate) max_body: usize,
+}
+
+/// Flags of whatever runs sessions.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WorkerArgs {
+    /// How many runs the worker holds at once
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) slots: u32,
+    /// After how long a dead worker's runs go to another
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) lease_ttl: u64,
+    /// Send text as the model writes it
+    #[arg(long)]
+    pub(crate) stream_tokens: bool,
+    /// What the worker offers to isolated calls
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    pub(crate) labels: Vec<String>,
+    /// Keys of model APIs: a JSON object of key id to key [default: ~/.config/holdfast/secret-keys]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) api_keys: Option<PathBuf>,
+}
+
+/// Flags of every server.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CommonArgs {
+    /// How long work under way may still take after SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub(crate) shutdown_grace: u64,
+    /// Refuse to start on an outdated schema instead of migrating it
+    #[arg(long)]
+    pub(crate) no_migrate: bool,
+    /// Metrics and health on an address of their own
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) metrics_bind: Option<SocketAddr>,
+    /// Send traces to an OTLP server over HTTP
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) otlp_endpoint: Option<String>,
+}

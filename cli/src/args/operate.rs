@@ -1,0 +1,122 @@
+//! Flags of the commands that look after an installation.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+
+use super::{AgentArgs, DatabaseArgs};
+
+/// Flags of `migrate`.
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArgs {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    /// Change nothing; fail if migrations are pending
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Flags of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Home of the demo's database and files
+    #[arg(long = "data-dir", id = "demo_dir", value_name = "DIR", default_value = "./.holdfast/demo", value_hint = ValueHint::DirPath)]
+    pub(crate) data_dir: PathBuf,
+    /// Leave the servers up until Ctrl-C
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+/// Flags of `scripted-model`.
+#[derive(Debug, Args)]
+pub(crate) struct ScriptedModelArgs {
+    /// What to answer
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) script: PathBuf,
+    /// Where to listen; port 0 picks one
+    #[arg(long = "bind", id = "model_bind", value_name = "ADDR:PORT", default_value = "127.0.0.1:8081")]
+    pub(crate) bind: SocketAddr,
+}
+
+/// How `check` shows tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ToolDisplay {
+    /// Not at all
+    None,
+    /// Name and description
+    List,
+    /// All that is known of them, as JSON
+    Internal,
+    /// As they are told to an OpenAI-compatible model
+    Openai,
+}
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) agents: AgentArgs,
+    /// How to show the tools
+    #[arg(long, value_enum, default_value = "list", value_name = "HOW")]
+    pub(crate) tools: ToolDisplay,
+    /// Show each agent's configuration as it was understood
+    #[arg(long)]
+    pub(crate) show_config: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    /// Report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to do with a tool.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ToolCommand {
+    /// Run it once
+    Call {
+        /// The program
+        #[arg(value_hint = ValueHint::FilePath)]
+        path: PathBuf,
+        /// Its arguments, a JSON object; `-` reads them from standard input
+        #[arg(default_value = "{}", value_name = "ARGUMENTS")]
+        arguments: String,
+        /// Stop it after so many seconds
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+        timeout: Option<u64>,
+        /// Print the outcome as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what it says of itself
+    Describe {
+        /// The program
+        #[arg(value_hint = ValueHint::FilePath)]
+        path: PathBuf,
+        /// Print it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check its description, and arguments where they are given, without running it
+    Validate {
+        /// The program
+        #[arg(value_hint = ValueHint::FilePath)]
+        path: PathBuf,
+        /// Arguments, a JSON object; `-` reads them from standard input
+        #[arg(value_name = "ARGUMENTS")]
+        arguments: Option<String>,
+        /// Report as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}

@@ -1,0 +1,283 @@
+//! Flags of the commands that operate sessions of a running server.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use uuid::Uuid;
+
+use super::PromptArgs;
+
+/// Flags of `session`.
+#[derive(Debug, Args)]
+pub(crate) struct SessionArgs {
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+    #[command(subcommand)]
+    pub(crate) command: SessionCommand,
+}
+
+/// Which server, and as whom.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ClientArgs {
+    /// Base URL of the server
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", global = true)]
+    pub(crate) server: String,
+    /// Bearer token; --token-file or HOLDFAST_TOKEN keep it out of the process list
+    #[arg(long, value_name = "TOKEN", global = true)]
+    pub(crate) token: Option<String>,
+    /// File that holds the bearer token
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, global = true)]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// What to do with sessions.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SessionCommand {
+    /// Create a session
+    Start(StartArgs),
+    /// Let a session take one step
+    Step(StepArgs),
+    /// Let a session go on until it is done or blocked
+    Resume(StepArgs),
+    /// Ask a session to pause
+    Pause(SessionRef),
+    /// Stop a session's run
+    Cancel {
+        #[command(flatten)]
+        session: SessionRef,
+        /// Also cancel the deferred calls that are open
+        #[arg(long)]
+        deferred: bool,
+    },
+    /// List deferred calls, of a session or of all sessions
+    Pending(CallsArgs),
+    /// Give the result of a deferred call
+    Complete(CompleteArgs),
+    /// Let a deferred call fail
+    Fail(FailArgs),
+    /// Send a message to a session
+    Message(MessageArgs),
+    /// Show a session
+    Show(ShowArgs),
+    /// List sessions, newest first
+    List(ListArgs),
+    /// Print a session's events as they come, until it is deleted or Ctrl-C
+    Follow(FollowArgs),
+    /// Delete a session and its children
+    Delete {
+        #[command(flatten)]
+        session: SessionRef,
+        /// Only say what would be deleted
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// One session.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SessionRef {
+    /// The session's id
+    #[arg(value_name = "SESSION")]
+    pub(crate) id: Uuid,
+}
+
+/// Whether to wait for the run to stop.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WaitArgs {
+    /// Answer when the run stops
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// How long to wait at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(0..=600), requires = "wait")]
+    pub(crate) timeout: u64,
+}
+
+/// How far a run goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum RunMode {
+    /// Nowhere
+    None,
+    /// One step
+    Step,
+    /// Until it is done, or waits for the outside
+    UntilBlocked,
+}
+
+impl RunMode {
+    /// Its name in requests.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Step => "step",
+            Self::UntilBlocked => "until_blocked",
+        }
+    }
+}
+
+/// Flags of `session start`.
+#[derive(Debug, Args)]
+pub(crate) struct StartArgs {
+    /// The agent
+    #[arg(long, value_name = "SLUG")]
+    pub(crate) agent: String,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// Take one step only
+    #[arg(long, conflicts_with = "run")]
+    pub(crate) step: bool,
+    /// How far to run [default: as the server decides, until it is done or blocked]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) run: Option<RunMode>,
+    /// A label; repeatable
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
+    pub(crate) labels: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    /// Print events until the run stops
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) follow: bool,
+}
+
+/// Flags of `session message`.
+#[derive(Debug, Args)]
+pub(crate) struct MessageArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionRef,
+    #[command(flatten)]
+    pub(crate) prompt: PromptArgs,
+    /// How far to run [default: as the server decides, until it is done or blocked]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) run: Option<RunMode>,
+    /// Makes the message idempotent: a repeat with the same id does nothing
+    #[arg(long, value_name = "UUID")]
+    pub(crate) message_id: Option<Uuid>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+    /// Print events until the run stops
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) follow: bool,
+}
+
+/// Flags of `session step` and `session resume`.
+#[derive(Debug, Args)]
+pub(crate) struct StepArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionRef,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+/// Flags of `session pending`.
+#[derive(Debug, Args)]
+pub(crate) struct CallsArgs {
+    /// The session; all of them if absent
+    #[arg(value_name = "SESSION")]
+    pub(crate) id: Option<Uuid>,
+    /// Only calls of this tool
+    #[arg(long, value_name = "NAME", conflicts_with = "id")]
+    pub(crate) tool: Option<String>,
+    /// Only calls of this agent's sessions
+    #[arg(long, value_name = "SLUG", conflicts_with = "id")]
+    pub(crate) agent: Option<String>,
+    /// How many calls at most
+    #[arg(long, value_name = "N", conflicts_with = "id", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+    /// Wait until there is one
+    #[arg(long, conflicts_with = "id")]
+    pub(crate) wait: bool,
+}
+
+/// Flags of `session complete`.
+#[derive(Debug, Args)]
+pub(crate) struct CompleteArgs {
+    /// The call's token
+    pub(crate) token: Uuid,
+    /// The result: JSON in a result form, else plain text; `-` reads standard input
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: PathBuf,
+    /// Don't let the session go on
+    #[arg(long)]
+    pub(crate) no_resume: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+/// Flags of `session fail`.
+#[derive(Debug, Args)]
+pub(crate) struct FailArgs {
+    /// The call's token
+    pub(crate) token: Uuid,
+    /// Why it failed, for the model
+    pub(crate) reason: String,
+    /// Don't let the session go on
+    #[arg(long)]
+    pub(crate) no_resume: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+/// Flags of `session show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionRef,
+    /// How many of the newest turns to show
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub(crate) turns: u32,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+/// Flags of `session list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only sessions of this agent
+    #[arg(long, value_name = "SLUG")]
+    pub(crate) agent: Option<String>,
+    /// Only sessions in one of these statuses
+    #[arg(long, value_name = "A,B")]
+    pub(crate) status: Option<String>,
+    /// Only children of this session
+    #[arg(long, value_name = "SESSION")]
+    pub(crate) parent: Option<Uuid>,
+    /// Children too
+    #[arg(long)]
+    pub(crate) tree: bool,
+    /// Only sessions with this label
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) label: Option<String>,
+    /// Only sessions that match this text
+    #[arg(long = "query", value_name = "TEXT")]
+    pub(crate) query: Option<String>,
+    /// How many at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub(crate) limit: Option<u32>,
+    /// Where the page before ended
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) cursor: Option<String>,
+}
+
+/// Flags of `session follow`.
+#[derive(Debug, Args)]
+pub(crate) struct FollowArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionRef,
+    /// Start after this event; 0 replays everything
+    #[arg(long, value_name = "SEQ")]
+    pub(crate) after: Option<u64>,
+    /// End when the run stops
+    #[arg(long)]
+    pub(crate) until_stopped: bool,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    if name.is_empty() {
+        return Err("the name is missing".to_owned());
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}

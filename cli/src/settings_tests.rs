@@ -1,0 +1,134 @@
+use std::collections::HashMap;
+
+use clap::FromArgMatches as _;
+
+use super::*;
+use crate::args::Command as Do;
+
+fn file(text: &str) -> Result<SettingsFile, Failure> {
+    SettingsFile::parse("/etc/hold/holdfast.toml".into(), text)
+}
+
+fn parse(line: &[&str], variables: &[(&str, &str)], toml: &str) -> Result<Cli, Failure> {
+    let variables: HashMap<&str, &str> = variables.iter().copied().collect();
+    let variable = |name: &str| variables.get(name).map(OsString::from);
+    let sources = Sources { variable: &variable, file: Some(file(toml)?) };
+    let command = layered(Cli::command(), &sources)?;
+    let matches = command.try_get_matches_from(std::iter::once("holdfast").chain(line.iter().copied()));
+    let matches = matches.map_err(|error| Failure::Usage(error.to_string()))?;
+    Cli::from_arg_matches(&matches).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+fn serve(line: &[&str], variables: &[(&str, &str)], toml: &str) -> crate::args::ServeNode {
+    let line: Vec<&str> = std::iter::once("serve").chain(line.iter().copied()).collect();
+    match parse(&line, variables, toml).expect("parses").command {
+        Do::Serve(node) => *node,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn flags_win_then_the_environment_then_the_file() {
+    let (env, toml) = ([("HOLDFAST_SLOTS", "20")], "slots = 10");
+    assert_eq!(serve(&[], &[], "").worker.slots, 256);
+    assert_eq!(serve(&[], &[], toml).worker.slots, 10);
+    assert_eq!(serve(&[], &env, toml).worker.slots, 20);
+    assert_eq!(serve(&["--slots", "30"], &env, toml).worker.slots, 30);
+    assert_eq!(serve(&[], &[("HOLDFAST_SLOTS", "")], toml).worker.slots, 10, "empty is unset");
+}
+
+#[test]
+fn lists_switches_and_paths_are_read_from_each_source() {
+    let toml = "agent-file = [\"a.json\", \"/b.json\"]\nallow-anonymous = true\nadmin-owners = [\"x\", \"y\"]";
+    let node = serve(&[], &[], toml);
+    let expected: [PathBuf; 2] = ["/etc/hold/a.json".into(), "/b.json".into()];
+    assert_eq!(node.agents.agent_file, expected, "relative to the file");
+    assert!(node.api.allow_anonymous);
+    assert_eq!(node.api.admin_owners, ["x", "y"]);
+
+    let env = [
+        ("HOLDFAST_AGENT_FILE", "c,1.json:d.json"),
+        ("HOLDFAST_ALLOW_ANONYMOUS", "off"),
+        ("HOLDFAST_ADMIN_OWNERS", "z,w"),
+        ("HOLDFAST_LOG_FORMAT", "text"),
+    ];
+    let node = serve(&[], &env, toml);
+    let expected: [PathBuf; 2] = ["c,1.json".into(), "d.json".into()];
+    assert_eq!(node.agents.agent_file, expected);
+    assert!(!node.api.allow_anonymous);
+    assert_eq!(node.api.admin_owners, ["z", "w"]);
+    let cli = parse(&["serve"], &env, "").expect("parses");
+    assert_eq!(cli.log_format, crate::logs::Format::Text);
+    let node = serve(&["--agent-file", "e.json"], &env, toml);
+    assert_eq!(node.agents.agent_file, [PathBuf::from("e.json")], "a flag replaces the list");
+}
+
+#[test]
+fn database_url_is_part_of_the_environment() {
+    let toml = "database-url = \"postgres://file\"";
+    let url = |variables: &[(&str, &str)]| serve(&[], variables, toml).database.database_url;
+    assert_eq!(url(&[]).as_deref(), Some("postgres://file"));
+    assert_eq!(url(&[("DATABASE_URL", "postgres://plain")]).as_deref(), Some("postgres://plain"));
+    let both = [("DATABASE_URL", "postgres://plain"), ("HOLDFAST_DATABASE_URL", "postgres://own")];
+    assert_eq!(url(&both).as_deref(), Some("postgres://own"));
+}
+
+#[test]
+fn what_is_wrong_outside_the_command_line_is_a_configuration_error_that_says_where() {
+    let message = |variables: &[(&str, &str)], toml: &str| match parse(&["serve"], variables, toml) {
+        Err(failure @ Failure::Config(_)) => failure.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let unknown = message(&[], "slot = 1");
+    assert!(unknown.contains("/etc/hold/holdfast.toml: unknown key `slot`"), "{unknown}");
+    assert!(message(&[], "json = true").contains("unknown key"));
+    assert!(message(&[], "bind = ").contains("holdfast.toml"));
+    assert!(message(&[], "slots = 0").contains("`slots`"));
+    assert!(message(&[], "slots = [1, 2]").contains("one value"));
+    assert!(message(&[], "[slots]\nx = 1").contains("table"));
+    assert!(message(&[("HOLDFAST_BIND", "nowhere")], "").starts_with("HOLDFAST_BIND: "));
+    assert!(message(&[("HOLDFAST_NO_MIGRATE", "perhaps")], "").contains("HOLDFAST_NO_MIGRATE"));
+}
+
+#[test]
+fn other_commands_flags_of_the_same_name_are_left_alone() {
+    let env = [("HOLDFAST_BIND", "127.0.0.1:1"), ("HOLDFAST_AGENT", "a"), ("HOLDFAST_SERVER", "http://s")];
+    match parse(&["scripted-model", "--script", "s"], &env, "").expect("parses").command {
+        Do::ScriptedModel(model) => assert_eq!(model.bind.port(), 8081),
+        other => panic!("{other:?}"),
+    }
+    match parse(&["session", "list"], &env, "").expect("parses").command {
+        Do::Session(session) => {
+            assert_eq!(session.client.server, "http://s");
+            assert!(
+                matches!(session.command, crate::args::SessionCommand::List(list) if list.agent.is_none())
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_nearest_file_upward_is_found() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let deep = dir.path().join("a/b");
+    std::fs::create_dir_all(&deep).expect("created");
+    std::fs::write(dir.path().join(FILE), "slots = 1").expect("written");
+    std::fs::write(dir.path().join("a").join(FILE), "slots = 2").expect("written");
+    let found = SettingsFile::find(&deep).expect("readable").expect("there");
+    assert_eq!(found.get("slots", false), Ok(Some(vec!["2".to_owned()])));
+}
+
+#[test]
+fn flags_of_later_work_are_wrong_usage() {
+    for flag in ["--set", "--isolate-tools", "--secret-key-file", "--owner-api-keys", "--jwt-jwks"] {
+        let failure = parse(&["serve", flag, "x"], &[], "").expect_err("not offered");
+        assert_eq!(failure.code(), 2, "{flag}");
+    }
+    assert_eq!(parse(&["session", "fork"], &[], "").expect_err("not offered").code(), 2);
+}
+
+#[test]
+fn the_command_line_is_sound() {
+    Cli::command().debug_assert();
+}
