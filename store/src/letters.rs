@@ -187,14 +187,12 @@ pub(crate) async fn take_in(
 ) -> Result<Taken, StoreError> {
     let active = run.is_some_and(|run| run.mode != Mode::None);
     let mut lifted = 0;
-    if matches!(ask, Ask::Run(mode) if mode != Mode::None) {
-        let statement = tx.prepare_cached(sql::UNREAD_ORDERS).await?;
-        let ordered: bool =
-            tx.query_one(&statement, &[&session.id.0, &session.mail_cursor]).await?.try_get(0)?;
-        if session.hold != Hold::None || ordered {
-            letters.insert(0, order_of_resuming());
-            lifted = 1;
-        }
+    // A run that is there may be about to obey an older order, or to end: the letter lifts what it
+    // would leave behind, and its number keeps the run from ending unread.
+    let asked_for = matches!(ask, Ask::Run(mode) if mode != Mode::None);
+    if asked_for && (run.is_some() || session.hold != Hold::None) {
+        letters.insert(0, order_of_resuming());
+        lifted = 1;
     }
     let mode = match ask {
         Ask::Nothing => None,

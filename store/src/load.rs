@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use holdfast_engine::{
     content::Digest,
+    decide::Mode,
     ids::{CallId, MailId, SessionId, Token, TurnId},
     mail::{Envelope, Priority},
     policy::{Applied, Disposition},
@@ -32,6 +33,8 @@ pub struct Loaded {
     pub settings_rev: i64,
     /// Mail above its cursor.
     pub inbox: Vec<Envelope>,
+    /// How far its run goes, read after the mail; nothing if there is no run.
+    pub mode: Option<Mode>,
 }
 
 /// Loads a session; a deleted one is unknown.
@@ -62,6 +65,7 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
         client.query(&calls, of_calls),
         client.query(&mail, of_mail),
     )?;
+    let mode = read_mode(&client, id).await?;
     let letters: Vec<Envelope> = mail.iter().map(envelope).collect::<Result<_, _>>()?;
     let (inbox, waiting): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.seq > cursor);
     let (status, hold): (&str, &str) = (row.try_get("status")?, row.try_get("hold")?);
@@ -86,19 +90,34 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
         parent: parent.zip(parent_call).map(|(session, call)| (SessionId(session), CallId(call))),
         settings_rev: row.try_get("settings_rev")?,
         inbox,
+        mode,
     })
 }
 
-/// Mail of a session above `cursor`, in order.
+/// How far a session's run goes. Read after mail, so that no letter is considered under a mode that is
+/// older than it.
+async fn read_mode(client: &deadpool_postgres::Client, id: SessionId) -> Result<Option<Mode>, StoreError> {
+    let statement = client.prepare_cached(sql::LOAD_MODE).await?;
+    let Some(row) = client.query_opt(&statement, &[&id.0]).await? else { return Ok(None) };
+    let word: &str = row.try_get(0)?;
+    Mode::parse(word).map(Some).ok_or_else(|| corrupt("mode", word))
+}
+
+/// Mail of a session above `cursor`, in order, and how far its run goes by then.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it.
-pub async fn mail_above(store: &Store, id: SessionId, cursor: i64) -> Result<Vec<Envelope>, StoreError> {
+pub async fn mail_above(
+    store: &Store,
+    id: SessionId,
+    cursor: i64,
+) -> Result<(Vec<Envelope>, Option<Mode>), StoreError> {
     let client = store.client().await?;
     let statement = client.prepare_cached(sql::LOAD_MAIL).await?;
     let none: Vec<i64> = Vec::new();
     let rows = client.query(&statement, &[&id.0, &cursor, &none]).await?;
-    rows.iter().map(envelope).collect()
+    let mode = read_mode(&client, id).await?;
+    Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, mode))
 }
 
 /// Blobs of an owner by their digests. Missing ones are missing from the answer.

@@ -120,10 +120,12 @@ async fn complete_once(
     Ok((Done::Now(id), overdue))
 }
 
-/// A settlement's letter carries the token as its id: a token is settled once, so is its letter.
+/// A token is settled once, and so is its letter: the id is made of the token, which it doesn't show.
 fn result_letter(token: Token, call: CallId, settled: Settled) -> Letter {
+    let mut id = [0; 16];
+    id.copy_from_slice(&Digest::of(format!("result:{token}").as_bytes()).0[..16]);
     Letter {
-        id: MailId(token.0),
+        id: MailId(uuid::Builder::from_custom_bytes(id).into_uuid()),
         from: Sender::ToolCall { tool_call_id: call },
         priority: Priority::Normal,
         hops: 0,

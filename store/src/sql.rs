@@ -13,7 +13,6 @@ macro_rules! statements {
 statements! {
     LOCK_SESSION = "lock_session",
     LOCK_RUN = "lock_run",
-    UNREAD_ORDERS = "unread_orders",
     FIND_MAIL = "find_mail",
     INSERT_MAIL = "insert_mail",
     INSERT_EVENTS = "insert_events",
@@ -38,6 +37,7 @@ statements! {
     LOAD_TURNS = "load_turns",
     LOAD_CALLS = "load_calls",
     LOAD_MAIL = "load_mail",
+    LOAD_MODE = "load_mode",
     LOAD_BLOBS = "load_blobs",
     COMMIT_SESSION = "commit_session",
     INSERT_TURNS = "insert_turns",

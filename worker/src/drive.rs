@@ -158,9 +158,9 @@ async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
     }
     let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
     let loaded = load_session(shared, slot).await?;
-    let Loaded { session, owner, parent, inbox, .. } = loaded;
+    let Loaded { session, owner, parent, inbox, mode, .. } = loaded;
     let before = session.status;
-    let run = Run { mode: slot.lease.mode, steps: 0 };
+    let run = Run { mode: mode.unwrap_or(slot.lease.mode), steps: 0 };
     let mut driver = Driver {
         shared,
         slot,
@@ -301,8 +301,9 @@ impl Driver<'_> {
     async fn fetch_mail(&mut self) -> Result<(), Gone> {
         loop {
             match load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await {
-                Ok(mail) => {
+                Ok((mail, mode)) => {
                     self.inbox = mail;
+                    self.run.mode = mode.unwrap_or(self.run.mode);
                     return Ok(());
                 }
                 Err(error) if error.is_unavailable() && self.slot.stands() => {
@@ -343,10 +344,11 @@ impl Driver<'_> {
                     () = self.slot.woken(known) => {
                         let mail = load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await;
                         // While the database is away the request goes on; the commit finds the mail.
-                        let mail = mail.unwrap_or_default();
+                        let (mail, mode) = mail.unwrap_or_default();
                         known = mail.last().map_or(known, |letter| letter.seq).max(self.slot.standing.borrow().wake_seq);
                         if mail.iter().any(stops) {
                             self.inbox = mail;
+                            self.run.mode = mode.unwrap_or(self.run.mode);
                             break None;
                         }
                     }
@@ -421,6 +423,10 @@ impl Driver<'_> {
         };
         self.shared.store.at("tools.done").await;
         for Ended { call, settled, blob } in ended {
+            // An order may have ended it meanwhile.
+            if self.session.call(call).is_none_or(|call| call.state != CallState::Running) {
+                continue;
+            }
             let event = decide::finished(&self.session, call, settled, Utc::now());
             self.happen(event)?;
             self.blobs.extend(blob);

@@ -65,7 +65,7 @@ pub(crate) struct DatabaseArgs {
     pub(crate) database_url: Option<String>,
     /// Direct connection for LISTEN and migrations, where --database-url leads through a
     /// transaction-mode pooler
-    #[arg(long, value_name = "URL", requires = "database_url")]
+    #[arg(long, value_name = "URL")]
     pub(crate) listen_database_url: Option<String>,
     /// Home of the embedded cluster
     #[arg(long, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]

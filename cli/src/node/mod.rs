@@ -1,0 +1,117 @@
+//! Servers: what each role is made of, and how a process of one or more of them starts and stops.
+
+mod agents;
+mod database;
+mod fault;
+mod roles;
+mod signals;
+mod start;
+
+pub(crate) use agents::load;
+pub(crate) use database::{Database, patiently};
+pub(crate) use start::store;
+
+use std::{path::PathBuf, time::Duration};
+
+use holdfast_worker::model::ApiKeys;
+
+use crate::{
+    args::{AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, SchedulerNode, ServeNode, WorkerArgs, WorkerNode},
+    failure::{Failure, chain},
+};
+
+/// What a process is asked to be: the roles that it takes, each with its configuration.
+struct Plan {
+    /// `serve`, `api`, `worker` or `scheduler`.
+    role: &'static str,
+    database: DatabaseArgs,
+    agents: Option<AgentArgs>,
+    api: Option<holdfast_api::Config>,
+    worker: Option<WorkerPlan>,
+    scheduler: bool,
+    common: CommonArgs,
+}
+
+/// A worker's configuration, but for its agents.
+struct WorkerPlan {
+    args: WorkerArgs,
+    keys: ApiKeys,
+}
+
+/// `holdfast serve`.
+pub(crate) async fn serve(node: ServeNode) -> Result<(), Failure> {
+    start::run(Plan {
+        role: "serve",
+        api: Some(roles::api_config(&node.api, &node.common)?),
+        worker: Some(worker_plan(node.worker)?),
+        scheduler: true,
+        database: node.database,
+        agents: Some(node.agents),
+        common: node.common,
+    })
+    .await
+}
+
+/// `holdfast api`.
+pub(crate) async fn api(node: ApiNode) -> Result<(), Failure> {
+    start::run(Plan {
+        role: "api",
+        api: Some(roles::api_config(&node.api, &node.common)?),
+        worker: None,
+        scheduler: false,
+        database: node.database,
+        agents: Some(node.agents),
+        common: node.common,
+    })
+    .await
+}
+
+/// `holdfast worker`.
+pub(crate) async fn worker(node: WorkerNode) -> Result<(), Failure> {
+    start::run(Plan {
+        role: "worker",
+        api: None,
+        worker: Some(worker_plan(node.worker)?),
+        scheduler: false,
+        database: node.database,
+        agents: Some(node.agents),
+        common: node.common,
+    })
+    .await
+}
+
+/// `holdfast scheduler`.
+pub(crate) async fn scheduler(node: SchedulerNode) -> Result<(), Failure> {
+    start::run(Plan {
+        role: "scheduler",
+        api: None,
+        worker: None,
+        scheduler: true,
+        database: node.database,
+        agents: None,
+        common: node.common,
+    })
+    .await
+}
+
+fn worker_plan(args: WorkerArgs) -> Result<WorkerPlan, Failure> {
+    let keys = match (&args.api_keys, default_keys()) {
+        (Some(path), _) => ApiKeys::load(path, false),
+        (None, Some(path)) => ApiKeys::load(&path, true),
+        (None, None) => Ok(ApiKeys::default()),
+    };
+    let keys = keys.map_err(|error| Failure::Config(chain(&error)))?;
+    Ok(WorkerPlan { args, keys })
+}
+
+fn default_keys() -> Option<PathBuf> {
+    let base = std::env::var_os("XDG_CONFIG_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let base = base.or_else(|| std::env::home_dir().map(|home| home.join(".config")))?;
+    Some(base.join("holdfast/secret-keys"))
+}
+
+impl CommonArgs {
+    fn grace(&self) -> Duration {
+        Duration::from_secs(self.shutdown_grace)
+    }
+}
