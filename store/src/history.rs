@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use holdfast_engine::{
     ids::{MailId, SessionId, Token},
-    mail::{Envelope, Priority},
+    mail::{Envelope, Priority, Settled},
     turn::Turn,
 };
 use uuid::Uuid;
@@ -89,6 +89,58 @@ pub async fn mail(
                 hops: u32::try_from(row.hops).unwrap_or_default(),
                 sent_at: row.sent_at,
                 body: serde_json::from_str(&row.body)?,
+            })
+        })
+        .collect()
+}
+
+/// Number in the mailbox of a letter with this id.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn mail_number(store: &Store, id: SessionId, letter: MailId) -> Result<Option<i64>, StoreError> {
+    let seq = sqlx::query_scalar!("SELECT seq FROM mail WHERE session_id = $1 AND id = $2", id.0, letter.0)
+        .fetch_optional(store.read())
+        .await?;
+    Ok(seq)
+}
+
+/// A call that the model hasn't been told the end of: open, or ended after the newest user turn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UntoldCall {
+    /// The engine's id of the call.
+    pub id: Uuid,
+    /// The provider's id of the call.
+    pub provider_id: String,
+    /// The tool.
+    pub name: String,
+    /// Its state.
+    pub state: String,
+    /// How it ended, where it has.
+    pub settled: Option<Settled>,
+}
+
+/// The calls of a session that the model hasn't been told the end of, in the order in which they were
+/// asked for.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] if this build can't read one.
+pub async fn untold_calls(store: &Store, id: SessionId) -> Result<Vec<UntoldCall>, StoreError> {
+    let rows = sqlx::query!(
+        "SELECT id, provider_id, name, state, settled FROM tool_calls
+         WHERE session_id = $1 AND NOT told_result ORDER BY turn, index",
+        id.0
+    )
+    .fetch_all(store.read())
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(UntoldCall {
+                id: row.id,
+                provider_id: row.provider_id,
+                name: row.name,
+                state: row.state,
+                settled: row.settled.as_deref().map(serde_json::from_str).transpose()?,
             })
         })
         .collect()

@@ -135,6 +135,26 @@ pub async fn list(store: &Store, filter: &Filter) -> Result<Vec<SessionRow>, Sto
     Ok(rows)
 }
 
+/// Sessions by their ids, in any order; deleted ones too, as long as their rows are there.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn rows(store: &Store, ids: &[Uuid]) -> Result<Vec<SessionRow>, StoreError> {
+    let rows = sqlx::query_as!(
+        SessionRow,
+        r#"SELECT s.id AS "id!", s.owner AS "owner!", s.agent AS "agent!", s.agent_revision AS "agent_revision!", s.parent_id, s.forked_from,
+                  s.status AS "status!", s.status_detail, s.version AS "version!", s.settings_rev AS "settings_rev!", s.labels AS "labels!",
+                  s.turns AS "turns!", s.event_seq AS "event_seq!", s.created_at AS "created_at!", s.updated_at AS "updated_at!",
+                  coalesce(r.mode <> 'none', false) AS "active!", r.parked_on AS "parked_on?",
+                  CASE WHEN r.state = 'parked' AND isfinite(r.available_at) THEN r.available_at END AS "wakes_at?"
+           FROM sessions s LEFT JOIN runs r ON r.session_id = s.id WHERE s.id = ANY($1)"#,
+        ids
+    )
+    .fetch_all(store.read())
+    .await?;
+    Ok(rows)
+}
+
 /// Where a session's stream and run stand: what waiting clients are woken by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pulse {
@@ -148,6 +168,8 @@ pub struct Pulse {
     pub busy: bool,
     /// Whether the session is deleted.
     pub deleted: bool,
+    /// When a parked run wakes by itself.
+    pub wakes_at: Option<DateTime<Utc>>,
 }
 
 /// The pulses of sessions, in one statement for all that a node serves.
@@ -158,7 +180,8 @@ pub async fn pulses(store: &Store, ids: &[Uuid]) -> Result<Vec<Pulse>, StoreErro
     let rows = sqlx::query_as!(
         Pulse,
         r#"SELECT s.id AS "id!", s.event_seq AS "event_seq!", coalesce(r.mode <> 'none', false) AS "active!", r.session_id IS NOT NULL AS "busy!",
-                  s.deleted_at IS NOT NULL AS "deleted!"
+                  s.deleted_at IS NOT NULL AS "deleted!",
+                  CASE WHEN r.state = 'parked' AND isfinite(r.available_at) THEN r.available_at END AS "wakes_at?"
            FROM sessions s LEFT JOIN runs r ON r.session_id = s.id WHERE s.id = ANY($1)"#,
         ids
     )

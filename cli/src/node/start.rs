@@ -22,7 +22,7 @@ use super::{
 use crate::failure::Failure;
 
 /// What a role may take beyond the grace before the process goes without it.
-const LINGER: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_secs(8);
 
 /// A role that runs, by name.
 type Role = BoxFuture<'static, (&'static str, Result<(), Failure>)>;

@@ -1,0 +1,133 @@
+//! The roles' entry points, each behind a thin function.
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use futures::future::BoxFuture;
+use holdfast_store::Store;
+use tokio::net::TcpListener;
+
+use super::{WorkerPlan, start::Shared};
+use crate::{
+    args::{ApiArgs, CommonArgs},
+    failure::{Failure, chain},
+};
+
+type Running = BoxFuture<'static, Result<(), Failure>>;
+
+/// An API node's configuration, checked.
+pub(super) fn api_config(args: &ApiArgs, common: &CommonArgs) -> Result<holdfast_api::Config, Failure> {
+    let config = holdfast_api::Config {
+        bind: args.bind,
+        socket: args.socket.clone(),
+        auth_tokens: args.auth_tokens.clone(),
+        admin_owners: args.admin_owners.clone(),
+        cors_origins: args.cors_origin.clone(),
+        allow_anonymous: args.allow_anonymous,
+        max_body: args.max_body,
+        metrics_bind: common.metrics_bind,
+        shutdown_grace: common.grace(),
+    };
+    config.check().map_err(|error| Failure::Config(chain(&error)))?;
+    if args.allow_anonymous && args.auth_tokens.is_none() && !args.bind.ip().is_loopback() {
+        tracing::warn!(
+            kind = "server.anonymous",
+            bind = %args.bind,
+            "whoever can reach this address may do everything: no tokens are asked for"
+        );
+    }
+    Ok(config)
+}
+
+/// How callers say who they are, as the line `server.started` has it.
+pub(super) fn authentication(config: &holdfast_api::Config) -> &'static str {
+    if config.auth_tokens.is_some() { "bearer" } else { "none" }
+}
+
+/// An API node.
+pub(super) fn api(
+    shared: &Shared,
+    config: holdfast_api::Config,
+    on_bound: impl FnOnce(SocketAddr) + Send + 'static,
+) -> Running {
+    let serving = holdfast_api::serve(
+        shared.store.clone(),
+        shared.listener.clone(),
+        config,
+        shared.shutdown.clone(),
+        on_bound,
+    );
+    Box::pin(async move { serving.await.map_err(|error| Failure::Failed(chain(&error))) })
+}
+
+/// A worker.
+pub(super) fn worker(shared: &Shared, plan: WorkerPlan, grace: Duration) -> Running {
+    let config = holdfast_worker::Config {
+        slots: usize::try_from(plan.args.slots).unwrap_or(usize::MAX),
+        lease_ttl: Duration::from_secs(plan.args.lease_ttl),
+        shutdown_grace: grace,
+        stream_tokens: plan.args.stream_tokens,
+        labels: plan.args.labels,
+        agents: shared.agents.clone(),
+        keys: plan.keys,
+    };
+    let (store, listener) = (shared.store.clone(), shared.listener.clone());
+    let shutdown = shared.shutdown.clone();
+    Box::pin(async move {
+        let running = holdfast_worker::run(store, listener, config, shutdown);
+        running.await.map_err(|error| Failure::Failed(chain(&error)))
+    })
+}
+
+/// A scheduler.
+pub(super) fn scheduler(shared: &Shared) -> Running {
+    let (store, shutdown) = (shared.store.clone(), shared.shutdown.clone());
+    Box::pin(async move {
+        holdfast_scheduler::run(store, holdfast_scheduler::Config::default(), shutdown).await;
+        Ok(())
+    })
+}
+
+/// `/metrics`, `/healthz` and `/readyz` of a process without an API.
+pub(super) async fn metrics(shared: &Shared, address: SocketAddr) -> Result<(SocketAddr, Running), Failure> {
+    let failed = |error: std::io::Error| Failure::Failed(format!("--metrics-bind {address}: {error}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let router = metrics_router(shared.store.clone());
+    let shutdown = shared.shutdown.clone();
+    let serving: Running = Box::pin(async move {
+        let served = axum::serve(listener, router).with_graceful_shutdown(shutdown.cancelled_owned()).await;
+        served.map_err(|error| Failure::Failed(error.to_string()))
+    });
+    Ok((bound, serving))
+}
+
+fn metrics_router(store: Store) -> Router {
+    Router::new()
+        .route("/metrics", get(exposition))
+        .route("/healthz", get(|| async { (json_type(), "{\"ok\":true}") }))
+        .route("/readyz", get(ready))
+        .with_state(store)
+}
+
+async fn ready(State(store): State<Store>) -> impl IntoResponse {
+    match store.db().ping().await {
+        Ok(()) => (StatusCode::OK, json_type(), "{\"ok\":true}"),
+        Err(error) => {
+            tracing::debug!(%error, "not ready");
+            let body = "{\"error\":\"unavailable\",\"message\":\"the database doesn't answer\"}";
+            (StatusCode::SERVICE_UNAVAILABLE, json_type(), body)
+        }
+    }
+}
+
+async fn exposition() -> Result<impl IntoResponse, (StatusCode, String)> {
+    let text = prometheus::TextEncoder::new()
+        .encode_to_string(&prometheus::gather())
+        .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text))
+}
+
+fn json_type() -> [(header::HeaderName, &'static str); 1] {
+    [(header::CONTENT_TYPE, "application/json")]
+}
