@@ -155,6 +155,8 @@ CREATE TABLE runs (
     worker          uuid,
     lease_until     timestamptz,
     takeovers       integer     NOT NULL DEFAULT 0,
+    -- The session's version at the last takeover.
+    takeover_version bigint     NOT NULL DEFAULT 0,
     parked_on       text,
     traceparent     text        CHECK (length(traceparent) <= 200),
     created_at      timestamptz NOT NULL DEFAULT now(),

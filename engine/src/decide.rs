@@ -332,6 +332,7 @@ impl Plan<'_> {
                 self.cancel_open(now, |call| call.state != CallState::Deferred)
             }
             Control::CancelAllAttached => self.cancel_open(now, |call| call.state != CallState::Deferred),
+            Control::CancelDeferred => self.cancel_open(now, |call| call.state == CallState::Deferred),
             Control::CancelCalls { tool_call_ids } => {
                 self.cancel_open(now, |call| tool_call_ids.contains(&call.id))
             }
@@ -532,10 +533,14 @@ fn said(session: &Session, letter: &Envelope, told: &mut BTreeSet<CallId>) -> Op
             };
             Some(Said::Late { header, result })
         }
-        MailBody::Control { message: Control::CancelCalls { tool_call_ids } } => {
+        MailBody::Control { message: message @ (Control::CancelCalls { .. } | Control::CancelDeferred) } => {
+            let named = |call: CallId| match message {
+                Control::CancelCalls { tool_call_ids } => tool_call_ids.contains(&call),
+                _ => true,
+            };
             let ended = session.calls.iter().filter(|call| {
                 let open_when_shown = call.told.is_some() && !call.told_result;
-                open_when_shown && call.state == CallState::Cancelled && tool_call_ids.contains(&call.id)
+                open_when_shown && call.state == CallState::Cancelled && named(call.id)
             });
             let lines: Vec<String> = ended
                 .filter(|call| told.insert(call.id))

@@ -129,6 +129,8 @@ pub enum Control {
     StopRun,
     /// Cancel every call that the run waits for.
     CancelAllAttached,
+    /// Cancel every deferred call that is open.
+    CancelDeferred,
     /// Cancel these calls if they are still open.
     #[serde(rename_all = "camelCase")]
     CancelCalls {

@@ -278,8 +278,9 @@ pub async fn cancel(
                 return Err(StoreError::NoActiveRun);
             }
             let mut letters = Vec::new();
-            if !calls.is_empty() {
-                letters.push(order(caller, Control::CancelCalls { tool_call_ids: calls }));
+            if deferred {
+                // All of them, also those whose tokens a step is about to open.
+                letters.push(order(caller, Control::CancelDeferred));
             }
             letters.push(order(caller, Control::StopRun));
             take_in(tx, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).await.map(|_| ())

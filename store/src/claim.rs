@@ -47,10 +47,12 @@ pub struct Beat {
     pub wake_seq: i64,
     /// How far the run goes by now.
     pub mode: Mode,
+    /// Whether the lease was renewed. It may stand without: its row was locked for a moment.
+    pub renewed: bool,
 }
 
-/// Claims up to `slots` runs whose agents this worker has: those of dead workers first, then those
-/// that are due. `agents` names revisions as `slug@revision`; who has the current revision of an
+/// Claims up to `slots` runs whose agents this worker has: with `expired`, those of dead workers first,
+/// then those that are due. `agents` names revisions as `slug@revision`; who has the current revision of an
 /// agent also takes runs that ask for an older one.
 ///
 /// # Errors
@@ -62,16 +64,25 @@ pub async fn claim(
     slots: usize,
     ttl: Duration,
     agents: &[String],
+    expired: bool,
 ) -> Result<Vec<Lease>, StoreError> {
-    let client = store.client().await?;
+    let client = store.lease_client().await?;
     let (ttl, mut free) = (ttl.as_secs_f64(), i64::try_from(slots).unwrap_or(i64::MAX));
     let mut leases = Vec::new();
     for (statement, taken_over) in [(sql::CLAIM_EXPIRED, true), (sql::CLAIM_QUEUED, false)] {
-        if free <= 0 {
-            break;
+        if free <= 0 || (taken_over && !expired) {
+            continue;
         }
-        let statement = client.prepare_cached(statement).await?;
-        let rows = client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await?;
+        let claimed = async {
+            let statement = client.prepare_cached(statement).await?;
+            client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await
+        };
+        let rows = match claimed.await {
+            Ok(rows) => rows,
+            // What was claimed already has to be known to its holder.
+            Err(_) if !leases.is_empty() => break,
+            Err(error) => return Err(error.into()),
+        };
         for row in &rows {
             leases.push(lease(row, taken_over)?);
         }
@@ -114,9 +125,24 @@ pub async fn heartbeat(
         return Ok(Vec::new());
     }
     let (sessions, epochs) = columns(held);
-    let client = store.client().await?;
+    let client = store.lease_client().await?;
     let statement = client.prepare_cached(sql::HEARTBEAT).await?;
     let rows = client.query(&statement, &[&sessions, &epochs, &ttl.as_secs_f64()]).await?;
+    beats(&rows)
+}
+
+/// What woke these runs, without renewing anything.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn look(store: &Store, sessions: &[SessionId]) -> Result<Vec<Beat>, StoreError> {
+    let ids: Vec<Uuid> = sessions.iter().map(|session| session.0).collect();
+    let client = store.lease_client().await?;
+    let statement = client.prepare_cached(sql::LOOK).await?;
+    beats(&client.query(&statement, &[&ids]).await?)
+}
+
+fn beats(rows: &[Row]) -> Result<Vec<Beat>, StoreError> {
     rows.iter()
         .map(|row| {
             Ok(Beat {
@@ -124,23 +150,31 @@ pub async fn heartbeat(
                 epoch: row.try_get("epoch")?,
                 wake_seq: row.try_get("wake_seq")?,
                 mode: mode(row)?,
+                renewed: row.try_get("renewed")?,
             })
         })
         .collect()
 }
 
-/// Gives leases back, so that other workers may claim the runs after `delay`.
+/// Gives leases back, so that other workers may claim the runs after `delay`. After a `panic` that
+/// counts as a death of the worker over the run.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it; the leases then expire.
-pub async fn release(store: &Store, held: &[(SessionId, i64)], delay: Duration) -> Result<u64, StoreError> {
+pub async fn release(
+    store: &Store,
+    held: &[(SessionId, i64)],
+    delay: Duration,
+    panic: bool,
+) -> Result<u64, StoreError> {
     if held.is_empty() {
         return Ok(0);
     }
     let (sessions, epochs) = columns(held);
-    let client = store.client().await?;
+    let client = store.lease_client().await?;
     let statement = client.prepare_cached(sql::RELEASE).await?;
-    let released = client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64()]).await?;
+    let died = i32::from(panic);
+    let released = client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64(), &died]).await?;
     if let Some((session, _)) = held.first() {
         store.announce(*session, true);
     }

@@ -61,7 +61,7 @@ pub enum RunAfter {
     End {
         /// The status that the session is left in.
         status: Status,
-        /// Why, where that needs words.
+        /// Why, where that needs words. A session that stays failed keeps its reason without.
         detail: Option<String>,
     },
     /// The engine waits elsewhere; the run gives its slot back.
@@ -186,7 +186,9 @@ async fn commit_once(store: &Store, work: &Commit) -> Result<Outcome, StoreError
     };
     let released = work.run != RunAfter::Keep && run.wake_seq <= work.session.cursor;
     write(&tx, work, before, run, released).await?;
-    tell_parent(&tx, work, &sessions, &runs).await?;
+    if released {
+        tell_parent(&tx, work, &sessions, &runs).await?;
+    }
     insert_blobs(&tx, &before.owner, &work.blobs).await?;
     store.at("commit.written").await;
     tx.commit().await?;
@@ -215,12 +217,15 @@ async fn write(
 ) -> Result<(), StoreError> {
     let session = &work.session;
     let (status, detail) = match &work.run {
+        RunAfter::End { status: Status::Failed, detail: None } if released => {
+            (Status::Failed, before.detail.as_deref())
+        }
         RunAfter::End { status, detail } if released => (*status, detail.as_deref()),
         _ if run.mode != Mode::None => (Status::Running, None),
         _ if before.status == Status::Paused && session.hold != Hold::Paused => {
             (session.implied_status(), None)
         }
-        _ => (before.status, None),
+        _ => (before.status, before.detail.as_deref()),
     };
     let detail = detail.map(|detail| plain(detail, DETAIL_LIMIT));
     let detail = detail.as_deref();
@@ -484,4 +489,42 @@ async fn open_and_close_tokens(
         crate::accept::cancel_continuations(tx, work.session.id, Some(&cancelled)).await?;
     }
     Ok(())
+}
+
+/// Ends a run that can't be driven, whatever it was: the session keeps what is stored, its mail stays
+/// unread, and its status says why. Returns whether the lease still stood.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn fail(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<bool, StoreError> {
+    let done = against_rivals(|| fail_once(store, id, epoch, why)).await?;
+    if done {
+        store.announce(id, false);
+    }
+    Ok(done)
+}
+
+async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<bool, StoreError> {
+    let mut client = store.client().await?;
+    let tx = client.transaction().await?;
+    let Some(before) = lock_sessions(&tx, &[id]).await?.pop().filter(|session| !session.deleted) else {
+        return Ok(false);
+    };
+    let runs = lock_runs(&tx, &[id]).await?;
+    let Some(run) = runs.first().filter(|run| run.claimed && run.epoch == epoch) else { return Ok(false) };
+    let detail = plain(why, DETAIL_LIMIT);
+    let head = (before.turns > 0).then_some(before.turns);
+    let mut events = vec![NewEvent::updated(before.version + 1, Status::Failed, Some(&detail), head)];
+    if run.mode != Mode::None {
+        events.push(NewEvent::new("session.failed", &json!({"message": detail})));
+        events.push(NewEvent::new("run.stopped", &json!({"status": Status::Failed.word()})));
+    }
+    let event_seq = before.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
+    let update = tx.prepare_cached(sql::FAIL_SESSION).await?;
+    tx.execute(&update, &[&id.0, &Uuid::now_v7(), &detail, &event_seq]).await?;
+    insert_events(&tx, id, &before.owner, before.event_seq, &events).await?;
+    let end = tx.prepare_cached(sql::END_RUN).await?;
+    tx.execute(&end, &[&id.0, &epoch]).await?;
+    tx.commit().await?;
+    Ok(true)
 }

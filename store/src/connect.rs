@@ -137,10 +137,14 @@ fn described(error: &tokio_postgres::Error) -> String {
     }
 }
 
+/// Connections kept for claims, heartbeats and releases, opened when they are first needed.
+const LEASE_CONNECTIONS: usize = 2;
+
 /// The connections of one process. Cheap to clone; all clones share the pools.
 #[derive(Clone)]
 pub struct Db {
     hot: Pool,
+    leases: Pool,
     read: PgPool,
     listen_url: String,
     role: String,
@@ -173,21 +177,24 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
     Target::parse(&listen_url, role, Session::Bounded)?;
 
     let recycling = ManagerConfig { recycling_method: RecyclingMethod::Verified };
-    let hot = Pool::builder(Manager::from_config(target.config, target.tls, recycling))
-        .max_size(options.hot_connections.max(1))
-        .runtime(Runtime::Tokio1)
-        .wait_timeout(Some(*wait))
-        .create_timeout(Some(CONNECT_TIMEOUT * 2))
-        .recycle_timeout(Some(RECYCLE_TIMEOUT))
-        .build()
-        .map_err(|error| ConnectError::Url(error.to_string()))?;
+    let pool = |size: usize| {
+        Pool::builder(Manager::from_config(target.config.clone(), target.tls.clone(), recycling.clone()))
+            .max_size(size.max(1))
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(*wait))
+            .create_timeout(Some(CONNECT_TIMEOUT * 2))
+            .recycle_timeout(Some(RECYCLE_TIMEOUT))
+            .build()
+            .map_err(|error| ConnectError::Url(error.to_string()))
+    };
+    let (hot, leases) = (pool(options.hot_connections)?, pool(LEASE_CONNECTIONS)?);
     let read = PgPoolOptions::new()
         .max_connections(options.read_connections.max(1))
         .acquire_timeout(*wait)
         .idle_timeout(Some(Duration::from_secs(300)))
         .max_lifetime(Some(Duration::from_secs(1800)))
         .connect_lazy_with(target.sqlx);
-    let db = Db { hot, read, listen_url, role: options.role, wait: options.wait };
+    let db = Db { hot, leases, read, listen_url, role: options.role, wait: options.wait };
     match db.ping().await {
         Err(error) if error.fault() == Fault::Permanent => Err(error),
         Err(error) => {
@@ -205,7 +212,19 @@ impl Db {
     /// # Errors
     /// [`ConnectError::PoolTimeout`] if none becomes free in time, else what connecting gave.
     pub async fn client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
-        self.hot.get().await.map_err(|error| match error {
+        self.of(&self.hot).await
+    }
+
+    /// A connection for claims and heartbeats, which must not wait behind commands of clients.
+    ///
+    /// # Errors
+    /// As [`Db::client`].
+    pub async fn lease_client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
+        self.of(&self.leases).await
+    }
+
+    async fn of(&self, pool: &Pool) -> Result<deadpool_postgres::Client, ConnectError> {
+        pool.get().await.map_err(|error| match error {
             PoolError::Timeout(TimeoutType::Wait) => ConnectError::PoolTimeout { waited: self.wait },
             PoolError::Timeout(TimeoutType::Create) => {
                 ConnectError::Slow { what: "connecting", limit: CONNECT_TIMEOUT * 2 }
@@ -256,6 +275,7 @@ impl Db {
     /// Closes both pools: later calls fail, connections in use close when they come back.
     pub async fn close(&self) {
         self.hot.close();
+        self.leases.close();
         self.read.close().await;
     }
 }

@@ -93,6 +93,11 @@ impl Store {
         Ok(self.db.client().await?)
     }
 
+    /// A connection of the few that are kept for leases: they can't wait for commands of clients.
+    async fn lease_client(&self) -> Result<deadpool_postgres::Client, StoreError> {
+        Ok(self.db.lease_client().await?)
+    }
+
     fn read(&self) -> &sqlx::PgPool {
         self.db.read()
     }

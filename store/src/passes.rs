@@ -144,6 +144,11 @@ pub async fn turn_event_partitions(
         tx.batch_execute(&format!("DROP TABLE {name}")).await?;
         changed.push(name);
     }
+    // What fell into the default partition ages there.
+    if let Some(day) = today.checked_sub_days(Days::new(keep_days)) {
+        let until = day.and_time(NaiveTime::MIN).and_utc();
+        tx.execute("DELETE FROM events_default WHERE at < $1", &[&until]).await?;
+    }
     tx.commit().await?;
     Ok(changed)
 }

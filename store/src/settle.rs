@@ -62,14 +62,27 @@ pub async fn complete(
     report: &Report,
     resume: bool,
 ) -> Result<Done<SessionId>, StoreError> {
-    let (done, overdue) = against_rivals(|| complete_once(store, caller, token, report, resume)).await?;
-    if let Done::Now(session) = done {
-        store.announce(session, true);
-        if overdue {
-            return Err(StoreError::TokenExpired);
+    match against_rivals(|| complete_once(store, caller, token, report, resume)).await? {
+        Completion::Done(done) => {
+            if let Done::Now(session) = done {
+                store.announce(session, true);
+            }
+            Ok(done)
+        }
+        // Whoever meets an overdue token expires it, in a transaction that remembers no key.
+        Completion::Overdue(session) => {
+            if against_rivals(|| expire_once(store, token, session)).await? {
+                store.announce(session, true);
+            }
+            Err(StoreError::TokenExpired)
         }
     }
-    Ok(done)
+}
+
+/// What an attempt to complete a call met.
+enum Completion {
+    Done(Done<SessionId>),
+    Overdue(SessionId),
 }
 
 async fn complete_once(
@@ -78,13 +91,13 @@ async fn complete_once(
     token: Token,
     report: &Report,
     resume: bool,
-) -> Result<(Done<SessionId>, bool), StoreError> {
+) -> Result<Completion, StoreError> {
     let owner = caller.owner.clone().unwrap_or_default();
     let mut client = store.client().await?;
     let tx = client.transaction().await?;
     if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &token.to_string()).await? {
         tx.rollback().await?;
-        return Ok((Done::Before { code, resource }, false));
+        return Ok(Completion::Done(Done::Before { code, resource }));
     }
     let find = tx.prepare_cached(sql::FIND_CONTINUATION).await?;
     let row = tx.query_opt(&find, &[&token.0, &owner]).await?.ok_or(StoreError::UnknownToken)?;
@@ -107,25 +120,23 @@ async fn complete_once(
         }
     }
     let call = CallId(row.try_get("call_id")?);
-    let overdue: bool = row.try_get("overdue")?;
-    let (settled, blob) = if overdue { (expired(), None) } else { report.settled() };
-    let state = if overdue { "expired" } else { settled.word() };
-    let hash = (!overdue).then_some(digest);
-    close(&tx, token, state, hash).await?;
-    let ask = if resume || overdue { Ask::GoOn } else { Ask::Fold };
-    let letter = result_letter(token, call, settled);
+    if row.try_get("overdue")? {
+        tx.rollback().await?;
+        return Ok(Completion::Overdue(id));
+    }
+    let (settled, blob) = report.settled();
+    close(&tx, token, settled.word(), Some(digest)).await?;
+    let ask = if resume { Ask::GoOn } else { Ask::Fold };
+    let letter = result_letter(call, settled);
     take_in(&tx, &session, runs.first(), vec![letter], ask, caller.traceparent.as_deref()).await?;
     insert_blobs(&tx, &session.owner, blob.as_slice()).await?;
     tx.commit().await?;
-    Ok((Done::Now(id), overdue))
+    Ok(Completion::Done(Done::Now(id)))
 }
 
-/// A token is settled once, and so is its letter: the id is made of the token, which it doesn't show.
-fn result_letter(token: Token, call: CallId, settled: Settled) -> Letter {
-    let mut id = [0; 16];
-    id.copy_from_slice(&Digest::of(format!("result:{token}").as_bytes()).0[..16]);
+fn result_letter(call: CallId, settled: Settled) -> Letter {
     Letter {
-        id: MailId(uuid::Builder::from_custom_bytes(id).into_uuid()),
+        id: MailId(Uuid::now_v7()),
         from: Sender::ToolCall { tool_call_id: call },
         priority: Priority::Normal,
         hops: 0,
@@ -151,10 +162,11 @@ async fn close(
     }
 }
 
-/// Expires up to `limit` overdue tokens, each in a transaction of its own. Returns how many.
+/// Expires up to `limit` overdue tokens, each in a transaction of its own. Returns how many. A token
+/// that can't be expired is logged and passed over.
 ///
 /// # Errors
-/// The first that a transaction meets; what was expired before stays so.
+/// [`StoreError::Unavailable`]; what was expired before stays so.
 pub async fn expire_overdue(store: &Store, limit: i64) -> Result<u64, StoreError> {
     let due: Vec<(Token, SessionId)> = {
         let client = store.client().await?;
@@ -166,9 +178,15 @@ pub async fn expire_overdue(store: &Store, limit: i64) -> Result<u64, StoreError
     };
     let mut count = 0;
     for (token, session) in due {
-        if against_rivals(|| expire_once(store, token, session)).await? {
-            store.announce(session, true);
-            count += 1;
+        match against_rivals(|| expire_once(store, token, session)).await {
+            Ok(true) => {
+                store.announce(session, true);
+                count += 1;
+            }
+            Ok(false) => {}
+            Err(error) if error.is_unavailable() => return Err(error),
+            // One token that can't be expired doesn't keep the others open.
+            Err(error) => tracing::error!(%error, session_id = %session, "a token can't be expired"),
         }
     }
     Ok(count)
@@ -190,7 +208,7 @@ async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool,
     }
     let call = CallId(row.try_get::<_, Uuid>("call_id")?);
     close(&tx, token, "expired", None).await?;
-    let letter = result_letter(token, call, expired());
+    let letter = result_letter(call, expired());
     take_in(&tx, &session, runs.first(), vec![letter], Ask::GoOn, None).await?;
     tx.commit().await?;
     Ok(true)

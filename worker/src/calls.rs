@@ -63,6 +63,12 @@ impl Running {
         let span = tracing::info_span!("tool", "gen_ai.tool.name" = %start.name, tool_call_id = %start.call);
         let run = async move {
             store.at("tool.before").await;
+            // An order that came with the commit of the start: the program needn't begin.
+            if cancel.is_cancelled() {
+                let message =
+                    format!("cancelled: the call of {} was ended by order before it began.", start.name);
+                return Ended { call: start.call, settled: Settled::Cancelled { message }, blob: None };
+            }
             let outcome = toolbox.call(&start.name, &start.arguments, &context, &cancel, None).await;
             store.at("tool.done").await;
             let (settled, blob) = settle(outcome);
@@ -70,6 +76,10 @@ impl Running {
             Ended { call: start.call, settled, blob }
         };
         self.futures.push(run.instrument(span).boxed());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.futures.is_empty()
     }
 
     /// The next calls that end: at least one, and all that have ended by then.

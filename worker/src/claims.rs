@@ -18,13 +18,16 @@ use apalis_core::{
     },
     worker::context::WorkerContext,
 };
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use holdfast_store::{
-    claim,
+    StoreError, claim,
     listen::{Heard, Listener, Subscription},
     notify::Channel,
 };
-use tokio::time::{Duration, Instant};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Duration, Instant},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -69,8 +72,14 @@ pub(crate) struct Claims {
 impl Claims {
     /// Claims until `shutdown`.
     pub(crate) fn new(shared: Arc<Shared>, listener: Listener, shutdown: CancellationToken) -> Self {
-        let claimer =
-            Claimer { shared, hints: listener.subscribe(), shutdown, ready: VecDeque::new(), failures: 0 };
+        let claimer = Claimer {
+            shared,
+            hints: listener.subscribe(),
+            shutdown,
+            ready: VecDeque::new(),
+            failures: 0,
+            scanned: None,
+        };
         let leases = stream::unfold(claimer, |mut claimer| async move {
             let slot = claimer.next().await?;
             Some((Claimed::new(slot), claimer))
@@ -85,6 +94,8 @@ struct Claimer {
     shutdown: CancellationToken,
     ready: VecDeque<Slot>,
     failures: usize,
+    /// When expired leases were last looked for.
+    scanned: Option<Instant>,
 }
 
 impl Claimer {
@@ -97,7 +108,10 @@ impl Claimer {
                 return None;
             }
             let pause = match self.claim().await {
-                Ok(true) => continue,
+                Ok(true) => {
+                    self.failures = 0;
+                    continue;
+                }
                 Ok(false) => {
                     self.failures = 0;
                     SCAN_EVERY
@@ -114,7 +128,7 @@ impl Claimer {
     }
 
     /// Waits for a slot, then claims as many runs as there are slots. Returns whether there were any.
-    async fn claim(&mut self) -> Result<bool, holdfast_store::StoreError> {
+    async fn claim(&mut self) -> Result<bool, StoreError> {
         let shared = Arc::clone(&self.shared);
         let permit = tokio::select! {
             () = self.shutdown.cancelled() => return Ok(true),
@@ -128,21 +142,18 @@ impl Claimer {
         {
             permits.push(permit);
         }
-        let asked_at = Instant::now();
-        shared.store.at("claim.before").await;
-        let leases =
-            claim::claim(&shared.store, shared.id, permits.len(), shared.lease_ttl, &shared.roster.names())
-                .await?;
-        shared.store.at("claim.done").await;
-        let taken: Vec<String> =
-            leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();
-        if !taken.is_empty() {
-            metrics::taken_over(taken.len());
-            tracing::warn!(kind = "sessions.taken_over", session_ids = taken.join(","), worker_id = %shared.id, "their workers' leases had expired");
+        // Hints that have gathered are answered by this one claim.
+        while self.hints.recv().now_or_never().flatten().is_some() {}
+        let expired = self.scanned.is_none_or(|scanned| scanned.elapsed() >= SCAN_EVERY);
+        if expired {
+            self.scanned = Some(Instant::now());
         }
-        metrics::claimed(leases.len(), asked_at.elapsed());
-        for (lease, permit) in leases.into_iter().zip(permits) {
-            self.ready.push_back(Held::take(&shared, lease, asked_at, permit));
+        // In a task of its own: a claim that is on the wire when this stream is dropped still hands its
+        // leases to slots, which give them back.
+        let claiming = shared.drives.spawn(take_leases(Arc::clone(&shared), permits, expired));
+        match claiming.await {
+            Ok(slots) => self.ready.extend(slots?),
+            Err(error) => tracing::error!(%error, "a claim panicked"),
         }
         Ok(!self.ready.is_empty())
     }
@@ -165,6 +176,32 @@ impl Claimer {
             }
         }
     }
+}
+
+/// Claims as many runs as there are permits, and takes them into memory.
+async fn take_leases(
+    shared: Arc<Shared>,
+    permits: Vec<OwnedSemaphorePermit>,
+    expired: bool,
+) -> Result<Vec<Slot>, StoreError> {
+    let asked_at = Instant::now();
+    shared.store.at("claim.before").await;
+    let agents = shared.roster.names();
+    let leases =
+        claim::claim(&shared.store, shared.id, permits.len(), shared.lease_ttl, &agents, expired).await?;
+    shared.store.at("claim.done").await;
+    let taken: Vec<String> =
+        leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();
+    if !taken.is_empty() {
+        metrics::taken_over(taken.len());
+        tracing::warn!(kind = "sessions.taken_over", session_ids = taken.join(","), worker_id = %shared.id, "their workers' leases had expired");
+    }
+    metrics::claimed(leases.len(), asked_at.elapsed());
+    Ok(leases
+        .into_iter()
+        .zip(permits)
+        .map(|(lease, permit)| Held::take(&shared, lease, asked_at, permit))
+        .collect())
 }
 
 impl Backend for Claims {

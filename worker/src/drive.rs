@@ -1,6 +1,6 @@
 //! One lease, driven: load, decide, effect, decide, commit, until the run has ended.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use chrono::Utc;
 use holdfast_engine::{
@@ -48,6 +48,9 @@ enum Gone {
     /// The session was deleted.
     #[error("the session is deleted")]
     Deleted,
+    /// A run that ends its workers time and again is ended before it ends another one.
+    #[error("poison: {0} workers died over this run")]
+    Poison(i32),
     /// The store can't say what the run needs.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -99,37 +102,25 @@ async fn run(shared: &Arc<Shared>, slot: Slot) {
         Err(Gone::Leaving) => {
             tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took)
         }
+        Err(error @ Gone::Poison(_)) => {
+            tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
+            give_up(shared, slot, &error.to_string()).await;
+        }
         Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
             tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");
-            give_up(shared, slot, &error.to_string()).await;
+            give_up(shared, slot, &format!("internal: {error}")).await;
         }
     }
 }
 
-/// Ends a run that can't be driven: the session keeps what is stored and says why.
+/// Ends a run that can't be driven. If not even that can be stored, the run is put off.
 async fn give_up(shared: &Shared, slot: Slot, why: &str) {
-    let Ok(loaded) = load::load(&shared.store, slot.lease.session).await else { return };
-    let mut session = loaded.session;
-    session.cursor = slot.standing.borrow().wake_seq.max(session.cursor);
-    // The mail stays unread: the cursor only says that this ending has considered it.
-    let unread: Vec<Envelope> =
-        loaded.inbox.into_iter().filter(|letter| letter.seq <= session.cursor).collect();
-    session.left.extend(unread);
-    let ended = Commit {
-        id: Uuid::now_v7(),
-        epoch: slot.lease.epoch,
-        agent: slot.lease.agent.clone(),
-        agent_revision: slot.lease.agent_revision.clone(),
-        session,
-        happened: Vec::new(),
-        blobs: Vec::new(),
-        run: RunAfter::End { status: Status::Failed, detail: Some(format!("internal: {why}")) },
-        to_parent: None,
-    };
-    match commit::commit(&shared.store, &ended, slot.until()).await {
-        Ok(Outcome::Stored { released: true, .. } | Outcome::LeaseLost) => slot.over(),
-        Ok(Outcome::Stored { .. }) => {}
-        Err(error) => tracing::error!(%error, "couldn't store that the run failed"),
+    match commit::fail(&shared.store, slot.lease.session, slot.lease.epoch, why).await {
+        Ok(_) => slot.over(),
+        Err(error) => {
+            tracing::error!(%error, session_id = %slot.lease.session, "couldn't store that the run failed");
+            slot.put_off();
+        }
     }
 }
 
@@ -156,6 +147,9 @@ async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
     if shared.draining.is_cancelled() {
         return Err(Gone::Leaving);
     }
+    if slot.lease.takeovers > MAX_TAKEOVERS {
+        return Err(Gone::Poison(slot.lease.takeovers));
+    }
     let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
     let loaded = load_session(shared, slot).await?;
     let Loaded { session, owner, parent, inbox, mode, .. } = loaded;
@@ -178,9 +172,6 @@ async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
         fetched: Fetched::default(),
     };
     driver.happened = decide::recover(&mut driver.session, Utc::now())?;
-    if slot.lease.takeovers > MAX_TAKEOVERS {
-        return driver.poisoned().await;
-    }
     driver.go().await
 }
 
@@ -208,6 +199,13 @@ impl Driver<'_> {
     async fn go(&mut self) -> Result<Status, Gone> {
         loop {
             self.agent = self.member.agent();
+            if self.shared.draining.is_cancelled() {
+                if self.running.is_empty() {
+                    return self.leave().await;
+                }
+                // What runs comes home; nothing else begins.
+                self.agent.max_concurrency = 0;
+            }
             let next = self.decide()?;
             self.shared.store.at("decide.done").await;
             let session = &self.session;
@@ -235,6 +233,14 @@ impl Driver<'_> {
         }
     }
 
+    /// Stores what happened and goes.
+    async fn leave(&mut self) -> Result<Status, Gone> {
+        if !self.happened.is_empty() {
+            self.store(RunAfter::Keep).await?;
+        }
+        Err(Gone::Leaving)
+    }
+
     fn decide(&mut self) -> Result<Next, Gone> {
         let mut context = Context {
             agent: &self.agent,
@@ -259,7 +265,7 @@ impl Driver<'_> {
     fn verdict(&self, implied: Status) -> (Status, Option<String>) {
         let only_folded = self.run.mode == Mode::None && self.before == Status::Failed;
         if only_folded && self.session.hold != Hold::Paused {
-            return (Status::Failed, Some("the last run failed; mail has arrived since".to_owned()));
+            return (Status::Failed, None);
         }
         (implied, None)
     }
@@ -281,10 +287,13 @@ impl Driver<'_> {
         let began = Instant::now();
         self.shared.store.at("commit.before").await;
         let span = tracing::info_span!("commit");
+        self.slot.releasing(work.run != RunAfter::Keep);
         let outcome = commit::commit(&self.shared.store, &work, self.slot.until()).instrument(span).await;
         metrics::committed(began.elapsed());
         match outcome {
+            Ok(Outcome::Stored { released: true, .. }) if work.run == RunAfter::Keep => Err(Gone::LeaseLost),
             Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
+                self.slot.releasing(released);
                 self.session.version = version;
                 self.run.mode = mode;
                 if !released && wake_seq > self.session.cursor {
@@ -343,8 +352,11 @@ impl Driver<'_> {
                     () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
                     () = self.slot.woken(known) => {
                         let mail = load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await;
-                        // While the database is away the request goes on; the commit finds the mail.
-                        let (mail, mode) = mail.unwrap_or_default();
+                        // While the database is away the request goes on.
+                        let Ok((mail, mode)) = mail else {
+                            tokio::time::sleep(LOAD_PAUSE).await;
+                            continue;
+                        };
                         known = mail.last().map_or(known, |letter| letter.seq).max(self.slot.standing.borrow().wake_seq);
                         if mail.iter().any(stops) {
                             self.inbox = mail;
@@ -415,7 +427,10 @@ impl Driver<'_> {
         }
         let ended = tokio::select! {
             ended = self.running.next() => ended,
-            () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
+            () = self.shared.ending.cancelled() => {
+                self.running.keep(|_| false).await;
+                return Err(Gone::Leaving);
+            }
             () = self.slot.woken(self.session.cursor) => {
                 self.fetch_mail().await?;
                 return Ok(());
@@ -498,24 +513,6 @@ impl Driver<'_> {
             body: MailBody::ToolCallFinished { tool_call_id: call, settled },
         };
         Some((parent, letter))
-    }
-
-    /// A run that ended its workers time and again is ended before it ends another one.
-    async fn poisoned(&mut self) -> Result<Status, Gone> {
-        let status = Status::Failed;
-        let detail = Some(format!("poison: {} workers died over this run", self.slot.lease.takeovers));
-        let letters: HashSet<i64> = self.inbox.iter().map(|letter| letter.seq).collect();
-        self.session.cursor = letters.iter().copied().max().unwrap_or(0).max(self.session.cursor);
-        self.session.left.append(&mut self.inbox);
-        loop {
-            let run = RunAfter::End { status, detail: detail.clone() };
-            if self.store(run).await? {
-                return Ok(status);
-            }
-            let newest = self.inbox.last().map_or(self.session.cursor, |letter| letter.seq);
-            self.session.cursor = newest;
-            self.session.left.append(&mut self.inbox);
-        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! One statement renews all leases of a worker; its answer says which are gone and what woke the rest.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
+use futures::FutureExt;
 use holdfast_engine::ids::SessionId;
 use holdfast_store::{
     claim,
-    listen::{Heard, Listener},
+    listen::{Heard, Listener, Subscription},
     notify::Channel,
 };
 use tokio::time::{Duration, Instant};
@@ -16,8 +17,11 @@ use crate::{Shared, held::beat_every, metrics};
 /// How soon a failed heartbeat is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// Renews leases until `stop`. A notification about a session that is held here brings the next
-/// heartbeat forward, so that orders are obeyed within milliseconds.
+/// How long looking into hints may keep the beat waiting.
+const LOOK_LIMIT: Duration = Duration::from_millis(500);
+
+/// Renews leases until `stop`. Notifications about sessions that are held here are looked into at
+/// once, so that orders are obeyed within milliseconds.
 pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: CancellationToken) {
     let mut hints = listener.subscribe();
     let every = beat_every(shared.lease_ttl);
@@ -25,27 +29,43 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep_until(next) => {}
+            () = tokio::time::sleep_until(next) => {
+                next = beat(&shared).await.map_or_else(|| Instant::now() + RETRY, |sent| sent + every);
+            }
             heard = hints.recv() => match heard {
-                Some(Heard::Item { channel: Channel::Runs, item }) => {
-                    let held = item.parse::<SessionId>().is_ok_and(|session| shared.held.has(session));
-                    if !held {
-                        continue;
-                    }
-                }
-                Some(Heard::Resync) => {}
-                Some(Heard::Item { .. }) => continue,
-                None => {
-                    // The listener is gone, which only ends with the process: the beat goes on.
-                    tokio::time::sleep_until(next).await;
-                }
+                Some(heard) => look(&shared, heard, &mut hints).await,
+                // The listener is gone, which only ends with the process: the beat goes on.
+                None => tokio::time::sleep_until(next).await,
             }
         }
-        next = beat(&shared).await.map_or_else(|| Instant::now() + RETRY, |sent| sent + every);
     }
 }
 
-/// One heartbeat. Returns when it was sent, or nothing if it failed.
+/// Looks into the runs that hints are about, as many as have gathered, in one statement.
+async fn look(shared: &Shared, first: Heard, hints: &mut Subscription) {
+    let mut hinted: HashSet<SessionId> = HashSet::new();
+    let mut heard = Some(first);
+    while let Some(hint) = heard {
+        match hint {
+            Heard::Item { channel: Channel::Runs, item } => hinted.extend(item.parse::<SessionId>()),
+            Heard::Item { .. } => {}
+            Heard::Resync => hinted.extend(shared.held.list().into_iter().map(|(session, _)| session)),
+        }
+        heard = hints.recv().now_or_never().flatten();
+    }
+    hinted.retain(|session| shared.held.has(*session));
+    if hinted.is_empty() {
+        return;
+    }
+    let hinted: Vec<SessionId> = hinted.into_iter().collect();
+    // A failure costs nothing: the next beat brings the same news.
+    if let Ok(Ok(beats)) = tokio::time::timeout(LOOK_LIMIT, claim::look(&shared.store, &hinted)).await {
+        shared.held.heard(&beats);
+    }
+}
+
+/// One heartbeat. Returns when it was sent, or nothing if it failed or passed leases over whose rows
+/// were locked.
 async fn beat(shared: &Shared) -> Option<Instant> {
     let asked = shared.held.list();
     let sent = Instant::now();
@@ -59,7 +79,7 @@ async fn beat(shared: &Shared) -> Option<Instant> {
                 metrics::lease_lost();
                 tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "another worker holds the run, or nobody may");
             }
-            Some(sent)
+            beats.iter().all(|beat| beat.renewed).then_some(sent)
         }
         Ok(Err(error)) => {
             tracing::warn!(kind = "worker.heartbeat_failed", %error, leases = asked.len(), "leases can't be renewed");

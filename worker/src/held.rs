@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_engine::{decide::Mode, ids::SessionId};
+use holdfast_engine::ids::SessionId;
 use holdfast_store::claim::{self, Beat, Lease};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
@@ -22,14 +22,15 @@ pub(crate) struct Standing {
     pub(crate) until: Instant,
     /// The newest mail that woke the run.
     pub(crate) wake_seq: i64,
-    /// How far the run goes by now.
-    pub(crate) mode: Mode,
     /// Whether it is gone.
     pub(crate) lost: bool,
 }
 
 struct Entry {
     epoch: i64,
+    /// A commit that releases the run is under way: its fence decides whether the lease stands, and a
+    /// heartbeat that finds the row gone has nothing to say.
+    releasing: bool,
     standing: watch::Sender<Standing>,
 }
 
@@ -44,6 +45,7 @@ pub(crate) struct Slot {
     pub(crate) standing: watch::Receiver<Standing>,
     shared: Arc<Shared>,
     over: bool,
+    delay: Duration,
     // Returned last: a slot is free when nothing is left of its lease.
     _permit: OwnedSemaphorePermit,
 }
@@ -62,18 +64,20 @@ impl Held {
         asked_at: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Slot {
-        let standing = Standing {
-            until: asked_at + shared.lease_ttl,
-            wake_seq: lease.wake_seq,
-            mode: lease.mode,
-            lost: false,
-        };
+        let standing = Standing { until: asked_at + shared.lease_ttl, wake_seq: lease.wake_seq, lost: false };
         let (sender, receiver) = watch::channel(standing);
-        let entry = Entry { epoch: lease.epoch, standing: sender };
+        let entry = Entry { epoch: lease.epoch, releasing: false, standing: sender };
         if let Some(older) = shared.held.lock().insert(lease.session, entry) {
             older.standing.send_modify(|standing| standing.lost = true);
         }
-        Slot { lease, standing: receiver, shared: Arc::clone(shared), over: false, _permit: permit }
+        Slot {
+            lease,
+            standing: receiver,
+            shared: Arc::clone(shared),
+            over: false,
+            delay: Duration::ZERO,
+            _permit: permit,
+        }
     }
 
     /// Names of all leases.
@@ -102,10 +106,12 @@ impl Held {
             let Some(entry) = held.get(session).filter(|entry| entry.epoch == *epoch) else { continue };
             match beats.get(&(*session, *epoch)) {
                 Some(beat) => entry.standing.send_modify(|standing| {
-                    standing.until = until;
+                    if beat.renewed {
+                        standing.until = until;
+                    }
                     standing.wake_seq = standing.wake_seq.max(beat.wake_seq);
-                    standing.mode = beat.mode;
                 }),
+                None if entry.releasing => {}
                 None => {
                     entry.standing.send_modify(|standing| standing.lost = true);
                     lost.push(*session);
@@ -113,6 +119,18 @@ impl Held {
             }
         }
         lost
+    }
+
+    /// Tells the tasks what woke their runs, and nothing of their leases.
+    pub(crate) fn heard(&self, beats: &[Beat]) {
+        let held = self.lock();
+        for beat in beats {
+            if let Some(entry) = held.get(&beat.session).filter(|entry| entry.epoch == beat.epoch) {
+                entry
+                    .standing
+                    .send_modify(|standing| standing.wake_seq = standing.wake_seq.max(beat.wake_seq));
+            }
+        }
     }
 
     /// Ends the leases whose time is over by this process's clock. Returns whose.
@@ -155,10 +173,33 @@ impl Slot {
     /// Waits until the lease is gone.
     pub(crate) async fn lost(&self) {
         let mut standing = self.standing.clone();
-        if standing.wait_for(|standing| standing.lost).await.is_err() {
-            // The sender goes with the entry, which goes with the slot.
-            std::future::pending::<()>().await;
+        loop {
+            let now = *standing.borrow_and_update();
+            if now.lost || now.until <= Instant::now() {
+                return;
+            }
+            tokio::select! {
+                changed = standing.changed() => if changed.is_err() {
+                    // The sender goes with the entry, which goes with the slot.
+                    std::future::pending::<()>().await;
+                },
+                () = tokio::time::sleep_until(now.until) => {}
+            }
         }
+    }
+
+    /// Says whether a commit that releases the run is under way.
+    pub(crate) fn releasing(&self, releasing: bool) {
+        let mut held = self.shared.held.lock();
+        if let Some(entry) = held.get_mut(&self.lease.session).filter(|entry| entry.epoch == self.lease.epoch)
+        {
+            entry.releasing = releasing;
+        }
+    }
+
+    /// Gives the lease back, but so that the run waits before it is claimed again.
+    pub(crate) fn put_off(mut self) {
+        self.delay = AFTER_FAULT;
     }
 
     /// Waits for mail above `cursor` that woke the run.
@@ -183,10 +224,11 @@ impl Drop for Slot {
             return;
         }
         // What made this task panic may do so again: not at once, then.
-        let delay = if std::thread::panicking() { AFTER_PANIC } else { Duration::ZERO };
+        let panic = std::thread::panicking();
+        let delay = if panic { AFTER_FAULT } else { self.delay };
         let store = self.shared.store.clone();
         self.shared.drives.spawn(async move {
-            match claim::release(&store, &[name], delay).await {
+            match claim::release(&store, &[name], delay, panic).await {
                 Ok(_) => store.at("run.released").await,
                 Err(error) => {
                     tracing::warn!(%error, session_id = %name.0, "couldn't give a lease back; it expires");
@@ -196,8 +238,8 @@ impl Drop for Slot {
     }
 }
 
-/// How long a run waits whose task panicked.
-const AFTER_PANIC: Duration = Duration::from_secs(5);
+/// How long a run waits whose task panicked, or that can't be driven here.
+const AFTER_FAULT: Duration = Duration::from_secs(5);
 
 /// How often leases are renewed.
 pub(crate) fn beat_every(ttl: Duration) -> Duration {

@@ -37,6 +37,9 @@ pub const SCAN_EVERY: Duration = Duration::from_millis(500);
 /// How often a worker renews what the register says of it.
 const REGISTER_EVERY: Duration = Duration::from_secs(5);
 
+/// Every how many renewals a worker looks for runs that nobody can take: it reads the whole queue.
+const UNSERVED_EVERY: u64 = 12;
+
 /// How often the files of executable tools are looked at.
 const TOOLS_EVERY: Duration = Duration::from_secs(2);
 
@@ -137,7 +140,7 @@ pub async fn run_with(
         lease_ttl: config.lease_ttl,
         stream_tokens: config.stream_tokens,
         labels: config.labels,
-        draining: shutdown.clone(),
+        draining: shutdown.child_token(),
         ending: CancellationToken::new(),
         drives: TaskTracker::new(),
     });
@@ -158,27 +161,28 @@ pub async fn run_with(
         Ok::<(), std::io::Error>(())
     });
     let ended = tokio::select! {
-        ended = taking => Some(ended),
-        () = drained(&shared, &shutdown, config.shutdown_grace) => None,
+        ended = taking => ended.err().map_or_else(|| "no more leases".to_owned(), |error| error.to_string()),
+        () = shutdown.cancelled() => String::new(),
     };
-    drained(&shared, &shutdown, config.shutdown_grace).await;
+    drain(&shared, config.shutdown_grace).await;
     stop_background.cancel();
     background.close();
-    background.wait().await;
-    if let Err(error) = workers::leave(&shared.store, shared.id).await {
-        tracing::debug!(%error, "couldn't leave the register of workers");
+    let leaving = async {
+        background.wait().await;
+        workers::leave(&shared.store, shared.id).await
+    };
+    match tokio::time::timeout(ENDING, leaving).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "couldn't leave the register of workers"),
+        Err(_) => tracing::debug!("the database doesn't let this worker leave the register"),
     }
-    match ended {
-        Some(Err(error)) if !shutdown.is_cancelled() => Err(WorkerError::Claims(error.to_string())),
-        Some(Ok(())) if !shutdown.is_cancelled() => Err(WorkerError::Claims("no more leases".to_owned())),
-        _ => Ok(()),
-    }
+    if shutdown.is_cancelled() { Ok(()) } else { Err(WorkerError::Claims(ended)) }
 }
 
-/// Waits for the order to shut down, lets steps finish within the grace, then ends effects under
-/// way. Every task gives its lease back when it ends; what is left then is given back here.
-async fn drained(shared: &Arc<Shared>, shutdown: &CancellationToken, grace: Duration) {
-    shutdown.cancelled().await;
+/// Lets steps finish within the grace, then ends effects under way. Every task gives its lease back
+/// when it ends; what is left then is given back here.
+async fn drain(shared: &Arc<Shared>, grace: Duration) {
+    shared.draining.cancel();
     shared.drives.close();
     if tokio::time::timeout(grace, shared.drives.wait()).await.is_err() {
         shared.ending.cancel();
@@ -187,8 +191,13 @@ async fn drained(shared: &Arc<Shared>, shutdown: &CancellationToken, grace: Dura
         }
     }
     let left = shared.held.list();
-    if let Err(error) = holdfast_store::claim::release(&shared.store, &left, Duration::ZERO).await {
-        tracing::warn!(%error, leases = left.len(), "couldn't give leases back; they expire");
+    let releasing = holdfast_store::claim::release(&shared.store, &left, Duration::ZERO, false);
+    match tokio::time::timeout(ENDING, releasing).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(%error, leases = left.len(), "couldn't give leases back; they expire")
+        }
+        Err(_) => tracing::warn!(leases = left.len(), "couldn't give leases back in time; they expire"),
     }
 }
 
@@ -196,12 +205,13 @@ async fn keep_registered(shared: Arc<Shared>, stop: CancellationToken) {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let mut tick = tokio::time::interval(REGISTER_EVERY);
     let mut unserved = Vec::new();
-    loop {
+    for turn in 0_u64.. {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = tick.tick() => {}
         }
-        match register(&shared, &host, &mut unserved).await {
+        let look = turn % UNSERVED_EVERY == 0;
+        match register(&shared, &host, look.then_some(&mut unserved)).await {
             Ok(()) => {}
             Err(error) if error.is_unavailable() => {}
             Err(error) => tracing::warn!(%error, "couldn't renew the register of workers"),
@@ -209,13 +219,18 @@ async fn keep_registered(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-async fn register(shared: &Shared, host: &str, unserved: &mut Vec<(String, i64)>) -> Result<(), StoreError> {
+async fn register(
+    shared: &Shared,
+    host: &str,
+    unserved: Option<&mut Vec<(String, i64)>>,
+) -> Result<(), StoreError> {
     let slots = i32::try_from(shared.slot_count).unwrap_or(i32::MAX);
     let held = i32::try_from(shared.held.list().len()).unwrap_or(i32::MAX);
     let agents = shared.roster.names();
     workers::register(&shared.store, shared.id, host, slots, held, &shared.labels, &agents).await?;
+    let Some(known) = unserved else { return Ok(()) };
     let now = workers::unserved(&shared.store).await?;
-    if now != *unserved {
+    if now != *known {
         for (agent, runs) in &now {
             tracing::warn!(
                 kind = "runs.unserved",
@@ -224,7 +239,7 @@ async fn register(shared: &Shared, host: &str, unserved: &mut Vec<(String, i64)>
                 "no worker has the agent that these runs ask for"
             );
         }
-        *unserved = now;
+        *known = now;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
--- A dead worker's runs. Expiries that a restart of the server explains don't count as takeovers.
+-- A dead worker's runs. Takeovers are counted over a run's last 20 versions; expiries that a restart of
+-- the server explains don't count.
 WITH due AS MATERIALIZED (
     SELECT session_id FROM runs
     WHERE state = 'claimed' AND lease_until < now()
@@ -10,6 +11,10 @@ WITH due AS MATERIALIZED (
 )
 UPDATE runs r
 SET worker = $1, lease_until = now() + make_interval(secs => $3::float8), epoch = nextval('run_epochs'),
-    takeovers = r.takeovers + CASE WHEN r.lease_until <= pg_postmaster_start_time() + make_interval(secs => $3::float8) THEN 0 ELSE 1 END
-FROM due WHERE r.session_id = due.session_id
+    takeovers = CASE WHEN r.lease_until <= pg_postmaster_start_time() + make_interval(secs => $3::float8) THEN r.takeovers
+                     WHEN s.version - r.takeover_version > 20 THEN 1
+                     ELSE r.takeovers + 1 END,
+    takeover_version = s.version
+FROM due JOIN sessions s ON s.id = due.session_id
+WHERE r.session_id = due.session_id
 RETURNING r.session_id, r.owner, r.agent, r.agent_revision, r.mode, r.epoch, r.wake_seq, r.takeovers, r.traceparent
