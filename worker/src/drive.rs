@@ -10,7 +10,7 @@ use holdfast_engine::{
     ids::{CallId, MailId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
     model::ModelAnswer,
-    session::{CallState, Event, Hold, Illegal, Session, Status},
+    session::{CallState, Event, Hold, Session, Status},
     turn::{Turn, TurnBody},
 };
 use holdfast_store::{
@@ -26,8 +26,8 @@ use uuid::Uuid;
 use crate::{
     MAX_TAKEOVERS, Shared,
     calls::{Ended, Running, Scope},
-    claims::Claimed,
     held::Slot,
+    lease::Gone,
     metrics,
     request::{self, Fetched, Unanswered},
     roster::Member,
@@ -35,94 +35,6 @@ use crate::{
 
 /// How long a load is tried again while the database is away.
 const LOAD_PAUSE: Duration = Duration::from_millis(200);
-
-/// Why a run isn't driven on here.
-#[derive(Debug, thiserror::Error)]
-enum Gone {
-    /// Somebody else holds it, or its time is over.
-    #[error("the lease is gone")]
-    LeaseLost,
-    /// This worker is leaving; the lease goes back.
-    #[error("the worker is leaving")]
-    Leaving,
-    /// The session was deleted.
-    #[error("the session is deleted")]
-    Deleted,
-    /// A run that ends its workers time and again is ended before it ends another one.
-    #[error("poison: {0} workers died over this run")]
-    Poison(i32),
-    /// The store can't say what the run needs.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A fault of the engine's rules: the run can't be driven from this state.
-    #[error("illegal: {0}")]
-    Illegal(#[from] Illegal),
-}
-
-/// Drives a claimed lease. What apalis calls for every task.
-pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infallible> {
-    let Some(slot) = claimed.take() else { return Ok(()) };
-    let shared = Arc::clone(slot.shared());
-    let _counted = shared.drives.token();
-    let lease = &slot.lease;
-    let span = tracing::info_span!(
-        "run",
-        session_id = %lease.session,
-        run_epoch = lease.epoch,
-        worker_id = %shared.id,
-        "gen_ai.agent.name" = %lease.agent,
-        traceparent = lease.traceparent.as_deref().unwrap_or_default(),
-    );
-    run(&shared, slot).instrument(span).await;
-    Ok(())
-}
-
-async fn run(shared: &Arc<Shared>, slot: Slot) {
-    let began = Instant::now();
-    let (session, epoch) = (slot.lease.session, slot.lease.epoch);
-    tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
-    let driven = tokio::select! {
-        driven = drive(shared, &slot) => driven,
-        () = slot.lost() => Err(Gone::LeaseLost),
-    };
-    let took = began.elapsed().as_millis();
-    match driven {
-        Ok(status) => {
-            tracing::info!(kind = "run.stopped", session_id = %session, run_epoch = epoch, worker_id = %shared.id, status = status.word(), ms = took);
-            slot.over();
-        }
-        Err(Gone::LeaseLost) => {
-            tracing::warn!(kind = "run.lease_lost", session_id = %session, run_epoch = epoch, worker_id = %shared.id, "what the last step did is not stored");
-            slot.over();
-        }
-        Err(Gone::Deleted) => {
-            tracing::info!(kind = "run.deleted", session_id = %session, run_epoch = epoch, "the session was deleted");
-            slot.over();
-        }
-        Err(Gone::Leaving) => {
-            tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took)
-        }
-        Err(error @ Gone::Poison(_)) => {
-            tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
-            give_up(shared, slot, &error.to_string()).await;
-        }
-        Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
-            tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");
-            give_up(shared, slot, &format!("internal: {error}")).await;
-        }
-    }
-}
-
-/// Ends a run that can't be driven. If not even that can be stored, the run is put off.
-async fn give_up(shared: &Shared, slot: Slot, why: &str) {
-    match commit::fail(&shared.store, slot.lease.session, slot.lease.epoch, why).await {
-        Ok(_) => slot.over(),
-        Err(error) => {
-            tracing::error!(%error, session_id = %slot.lease.session, "couldn't store that the run failed");
-            slot.put_off();
-        }
-    }
-}
 
 /// A run as its task holds it.
 struct Driver<'a> {
@@ -143,11 +55,11 @@ struct Driver<'a> {
     fetched: Fetched,
 }
 
-async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
+pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
     if shared.draining.is_cancelled() {
         return Err(Gone::Leaving);
     }
-    if slot.lease.takeovers > MAX_TAKEOVERS {
+    if slot.lease.takeovers >= MAX_TAKEOVERS {
         return Err(Gone::Poison(slot.lease.takeovers));
     }
     let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
@@ -404,9 +316,7 @@ impl Driver<'_> {
     }
 
     async fn run_calls(&mut self, starts: Vec<Start>) -> Result<(), Gone> {
-        if let Err(gone) = self.ready_for(&starts).await {
-            return Err(gone);
-        }
+        self.ready_for(&starts).await?;
         if !self.inbox.is_empty() && starts.is_empty() {
             return Ok(());
         }

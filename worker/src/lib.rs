@@ -9,6 +9,7 @@ mod claims;
 mod drive;
 mod heartbeat;
 mod held;
+mod lease;
 mod metrics;
 pub mod model;
 mod request;
@@ -154,7 +155,7 @@ pub async fn run_with(
 
     let claims = Claims::new(Arc::clone(&shared), listener, shutdown.clone());
     let name = format!("holdfast-{}", shared.id);
-    let leases = WorkerBuilder::new(name).backend(claims).parallelize(tokio::spawn).build(drive::execute);
+    let leases = WorkerBuilder::new(name).backend(claims).parallelize(tokio::spawn).build(lease::execute);
     let stop = shutdown.clone();
     let taking = leases.run_until(async move {
         stop.cancelled().await;

@@ -1,9 +1,10 @@
 //! The canonical flow in one process, on a real Postgres: three calls, one run, two deferred, results
 //! by token, one answer.
-#![allow(clippy::unwrap_used, missing_docs, reason = "a test")]
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::{
     os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -98,10 +99,9 @@ async fn wait_for(store: &Store, id: SessionId, status: &str) -> sessions::Sessi
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn three_calls_become_one_answer() {
-    let dir = tempfile::tempdir().unwrap();
-    let tools = dir.path().join("tools");
+/// An agent with one executable tool, which defers what it calls remote.
+fn write_agent(dir: &Path) -> PathBuf {
+    let tools = dir.join("tools");
     std::fs::create_dir(&tools).unwrap();
     let script = tools.join("fetch-local");
     std::fs::write(
@@ -110,13 +110,20 @@ async fn three_calls_become_one_answer() {
     )
     .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let agent = dir.path().join("agent.json");
+    let agent = dir.join("agent.json");
     std::fs::write(
         &agent,
         r#"{"slug":"demo","flavor":"openai","modelUrl":"http://127.0.0.1:1/v1","modelName":"m","toolDirectory":"tools",
             "toolCallPolicyConfig":{"default":{"tag":"runSync"},"rules":[{"tool":"fetch_remote_*","disposition":{"tag":"defer","reason":"outside"}}]}}"#,
     )
     .unwrap();
+    agent
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_calls_become_one_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let agent = write_agent(dir.path());
     let cluster = Cluster::start(EmbeddedOptions {
         data_dir: dir.path().join("pg"),
         durable: false,

@@ -208,3 +208,17 @@ fn modes_and_holds_have_words() {
     assert_eq!((Mode::parse("x"), Hold::parse("x"), Status::parse("x")), (None, None, None));
     assert!(Mode::UntilBlocked > Mode::Step && Mode::Step > Mode::None, "modes merge by their order");
 }
+
+#[test]
+fn cancelling_with_the_deferred_calls_leaves_none_open() {
+    let mut desk = Desk::with_calls(&["run", "ask"]);
+    let calls = desk.calls();
+    desk.decide();
+    assert_eq!(desk.state(calls[1]), CallState::Deferred);
+    desk.order(Control::CancelDeferred);
+    desk.order(Control::StopRun);
+    assert_eq!(desk.decide().next, Next::Stop(Status::Ready));
+    for call in calls {
+        assert_eq!(desk.shown().len(), 2, "both are answered: {call}");
+    }
+}

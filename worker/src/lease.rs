@@ -1,0 +1,98 @@
+//! A lease from its claim to its end: one task, whatever becomes of the run.
+
+use std::sync::Arc;
+
+use holdfast_engine::session::Illegal;
+use holdfast_store::{StoreError, commit};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::{Shared, claims::Claimed, drive::drive, held::Slot};
+
+/// Why a run isn't driven on here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Gone {
+    /// Somebody else holds it, or its time is over.
+    #[error("the lease is gone")]
+    LeaseLost,
+    /// This worker is leaving; the lease goes back.
+    #[error("the worker is leaving")]
+    Leaving,
+    /// The session was deleted.
+    #[error("the session is deleted")]
+    Deleted,
+    /// A run that ends its workers time and again is ended before it ends another one.
+    #[error("poison: {0} workers died over this run")]
+    Poison(i32),
+    /// The store can't say what the run needs.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A fault of the engine's rules: the run can't be driven from this state.
+    #[error("illegal: {0}")]
+    Illegal(#[from] Illegal),
+}
+
+/// Drives a claimed lease. What apalis calls for every task.
+pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infallible> {
+    let Some(slot) = claimed.take() else { return Ok(()) };
+    let shared = Arc::clone(slot.shared());
+    let _counted = shared.drives.token();
+    let lease = &slot.lease;
+    let span = tracing::info_span!(
+        "run",
+        session_id = %lease.session,
+        run_epoch = lease.epoch,
+        worker_id = %shared.id,
+        "gen_ai.agent.name" = %lease.agent,
+        traceparent = lease.traceparent.as_deref().unwrap_or_default(),
+    );
+    run(&shared, slot).instrument(span).await;
+    Ok(())
+}
+
+async fn run(shared: &Arc<Shared>, slot: Slot) {
+    let began = Instant::now();
+    let (session, epoch) = (slot.lease.session, slot.lease.epoch);
+    tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
+    let driven = tokio::select! {
+        driven = drive(shared, &slot) => driven,
+        () = slot.lost() => Err(Gone::LeaseLost),
+    };
+    let took = began.elapsed().as_millis();
+    match driven {
+        Ok(status) => {
+            tracing::info!(kind = "run.stopped", session_id = %session, run_epoch = epoch, worker_id = %shared.id, status = status.word(), ms = took);
+            slot.over();
+        }
+        Err(Gone::LeaseLost) => {
+            tracing::warn!(kind = "run.lease_lost", session_id = %session, run_epoch = epoch, worker_id = %shared.id, "what the last step did is not stored");
+            slot.over();
+        }
+        Err(Gone::Deleted) => {
+            tracing::info!(kind = "run.deleted", session_id = %session, run_epoch = epoch, "the session was deleted");
+            slot.over();
+        }
+        Err(Gone::Leaving) => {
+            tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took)
+        }
+        Err(error @ Gone::Poison(_)) => {
+            tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
+            give_up(shared, slot, &error.to_string()).await;
+        }
+        Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
+            tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");
+            give_up(shared, slot, &format!("internal: {error}")).await;
+        }
+    }
+}
+
+/// Ends a run that can't be driven. If not even that can be stored, the run is put off.
+async fn give_up(shared: &Shared, slot: Slot, why: &str) {
+    match commit::fail(&shared.store, slot.lease.session, slot.lease.epoch, why).await {
+        Ok(_) => slot.over(),
+        Err(error) => {
+            tracing::error!(%error, session_id = %slot.lease.session, "couldn't store that the run failed");
+            slot.put_off();
+        }
+    }
+}
