@@ -50,7 +50,9 @@ impl Default for Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// Anybody on the network would be served.
-    #[error("{0} is reachable from other machines: give --auth-tokens, or --allow-anonymous to serve everybody")]
+    #[error(
+        "{0} is reachable from other machines: give --auth-tokens, or --allow-anonymous to serve everybody"
+    )]
     Exposed(SocketAddr),
     /// Every page of every site could use a token that a browser holds.
     #[error("the origin `*` can't be combined with --auth-tokens: name the origins")]
@@ -134,7 +136,9 @@ mod tests {
         assert_eq!(with("*", None).check(), Ok(()));
         assert_eq!(with("*", Some("tokens".into())).check(), Err(ConfigError::AnyOrigin));
         assert_eq!(with("https://app.example:8443", Some("tokens".into())).check(), Ok(()));
-        for bad in ["app.example", "https://app.example/", "https://a/b", "ftp://a", "https://u@a", "", "null"] {
+        for bad in
+            ["app.example", "https://app.example/", "https://a/b", "ftp://a", "https://u@a", "", "null"]
+        {
             assert_eq!(with(bad, None).check(), Err(ConfigError::BadOrigin(bad.to_owned())), "{bad}");
         }
     }

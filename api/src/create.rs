@@ -243,4 +243,3 @@ pub(crate) async fn first_receipt(api: &Shared, session: SessionId, resource: &s
     let seq = history::mail_number(&api.store, session, id).await?.ok_or_else(ApiError::unknown_session)?;
     Ok(Receipt { id, seq, duplicate: true })
 }
-

@@ -23,13 +23,10 @@ pub(crate) async fn pass(State(api): State<Shared>, request: Request, next: Next
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
-        Ok(response) => response,
-        Err(_) => {
-            tracing::error!(kind = "http.panicked", request_id = id.to_str().unwrap_or_default());
-            ApiError::internal().into_response()
-        }
-    };
+    let mut response = caught(next.run(request)).await.unwrap_or_else(|| {
+        tracing::error!(kind = "http.panicked", request_id = id.to_str().unwrap_or_default());
+        ApiError::internal().into_response()
+    });
     let took = begun.elapsed();
     let status = response.status().as_u16();
     let route = route.as_ref().map_or("none", MatchedPath::as_str);
@@ -45,6 +42,11 @@ pub(crate) async fn pass(State(api): State<Shared>, request: Request, next: Next
     );
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// What `answering` comes to; none if it panics.
+async fn caught<T>(answering: impl Future<Output = T>) -> Option<T> {
+    AssertUnwindSafe(answering).catch_unwind().await.ok()
 }
 
 /// The client's own id if it is short and plain, else a new one.
@@ -71,6 +73,12 @@ fn counted(method: &Method) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_ends_one_request_only() {
+        assert_eq!(caught(async { 1 }).await, Some(1));
+        assert_eq!(caught(async { panic!("on purpose") }).await, None::<()>);
+    }
 
     #[test]
     fn a_sane_request_id_is_kept() {

@@ -98,6 +98,11 @@ impl ApiError {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
         Self { retry_after: Some(1), ..error }
     }
+
+    /// Whether trying again later may work.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.status == StatusCode::SERVICE_UNAVAILABLE
+    }
 }
 
 impl From<StoreError> for ApiError {

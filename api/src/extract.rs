@@ -34,6 +34,18 @@ pub(crate) struct TokenPath(pub(crate) Token);
 #[derive(Debug, Clone)]
 pub(crate) struct AgentPath(pub(crate) String);
 
+/// The file that a path names.
+#[derive(Debug, Clone)]
+pub(crate) struct FilePath(pub(crate) String);
+
+impl FromRequestParts<Shared> for FilePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Answer<Self> {
+        segment(parts).await.map(Self).ok_or_else(ApiError::not_found)
+    }
+}
+
 async fn segment(parts: &mut Parts) -> Option<String> {
     Path::<String>::from_request_parts(parts, &()).await.ok().map(|path| path.0)
 }
@@ -103,9 +115,8 @@ impl<'de> Deserialize<'de> for Seconds {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds >= 0.0);
-        let seconds = seconds.ok_or_else(|| {
-            serde::de::Error::custom(format!("{text:?} is no number of seconds"))
-        })?;
+        let seconds =
+            seconds.ok_or_else(|| serde::de::Error::custom(format!("{text:?} is no number of seconds")))?;
         Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
     }
 }
@@ -258,7 +269,9 @@ fn key_name(headers: &HeaderMap) -> Answer<Option<String>> {
         };
     };
     match key.to_str() {
-        Ok(key) if (1..=limits::KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) => {
+        Ok(key)
+            if (1..=limits::KEY).contains(&key.len()) && key.bytes().all(|byte| byte.is_ascii_graphic()) =>
+        {
             Ok(Some(key.to_owned()))
         }
         _ => Err(ApiError::bad_request(format!(
@@ -288,7 +301,9 @@ mod tests {
     fn waiting_is_asked_for_in_few_words() {
         let of = |query: &str| {
             let uri = format!("/?{query}").parse().expect("a URI");
-            Query::<Waiting>::try_from_uri(&uri).map(|query| query.0.patience()).map_err(|error| error.body_text())
+            Query::<Waiting>::try_from_uri(&uri)
+                .map(|query| query.0.patience())
+                .map_err(|error| error.body_text())
         };
         assert_eq!(of(""), Ok(None));
         assert_eq!(of("wait"), Ok(Some(Duration::from_secs(120))));
@@ -297,7 +312,8 @@ mod tests {
         assert_eq!(of("wait=true&timeout=601"), Ok(Some(Duration::from_secs(600))));
         assert_eq!(of("wait=true&timeout=1e300"), Ok(Some(Duration::from_secs(600))));
         assert_eq!(of("wait=false&timeout=5"), Ok(None));
-        for bad in ["wait=yes", "wait=1", "timeout=-1", "timeout=x", "timeout=NaN", "wait&wait", "waits=true"] {
+        for bad in ["wait=yes", "wait=1", "timeout=-1", "timeout=x", "timeout=NaN", "wait&wait", "waits=true"]
+        {
             assert!(of(bad).is_err(), "{bad}");
         }
     }

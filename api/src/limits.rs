@@ -78,3 +78,7 @@ pub(crate) const KEPT_BLOBS: usize = 32 * 1024 * 1024;
 pub(crate) const PREFLIGHT_AGE: &str = "600";
 /// Bytes of a token file.
 pub(crate) const TOKEN_FILE: u64 = 16 * 1024 * 1024;
+/// Event streams that a node serves at once.
+pub(crate) const STREAMS: i64 = 10_000;
+/// Requests that wait on a node at once.
+pub(crate) const WAITERS: i64 = 20_000;

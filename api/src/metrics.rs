@@ -8,7 +8,10 @@ use prometheus::{
     core::Collector,
 };
 
-use crate::state::Api;
+use crate::{
+    error::{Answer, ApiError},
+    state::Api,
+};
 
 /// The collectors of a node, in a registry of its own.
 pub(crate) struct Metrics {
@@ -28,9 +31,16 @@ pub(crate) struct Metrics {
 pub(crate) struct Counted(IntGauge);
 
 impl Counted {
-    pub(crate) fn up(gauge: &IntGauge) -> Self {
+    /// Counts one more, unless there are `limit` already.
+    pub(crate) fn up(gauge: &IntGauge, limit: i64) -> Answer<Self> {
         gauge.inc();
-        Self(gauge.clone())
+        let counted = Self(gauge.clone());
+        if gauge.get() > limit {
+            return Err(ApiError::unavailable(format!(
+                "this node serves {limit} such requests already; try again or another node"
+            )));
+        }
+        Ok(counted)
     }
 }
 
@@ -117,8 +127,7 @@ impl Metrics {
     }
 
     fn queue(&self, counts: &Census) {
-        let states =
-            [("claimed", counts.claimed), ("queued", counts.queued), ("parked", counts.parked)];
+        let states = [("claimed", counts.claimed), ("queued", counts.queued), ("parked", counts.parked)];
         for (state, count) in states {
             self.runs.with_label_values(&[state]).set(count);
         }
@@ -138,4 +147,20 @@ fn signed(count: usize) -> i64 {
 
 fn size(count: u32) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_limited_and_given_back() {
+        let gauge = IntGauge::new("g", "g").expect("a gauge");
+        let first = Counted::up(&gauge, 1).expect("there is room");
+        assert!(Counted::up(&gauge, 1).is_err_and(|error| error.is_unavailable()));
+        assert_eq!(gauge.get(), 1, "who was refused isn't counted");
+        drop(first);
+        assert_eq!(gauge.get(), 0);
+        assert!(Counted::up(&gauge, 1).is_ok());
+    }
 }

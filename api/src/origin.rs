@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use crate::{config::Config, error::ApiError, limits, state::Shared};
+use crate::{config::Config, error::ApiError, limits, peer::Peer, state::Shared};
 
 const METHODS: &str = "GET, POST, PUT, DELETE, OPTIONS";
 const HEADERS: &str = "Authorization, Content-Type, Last-Event-ID, Idempotency-Key, traceparent";
@@ -47,8 +47,9 @@ impl Origins {
         self.any || self.listed.contains(&origin.to_ascii_lowercase())
     }
 
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.local {
+    fn check(&self, peer: Option<Peer>, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+        // No page reaches a Unix socket, whatever name its clients make up for it.
+        if self.local && peer != Some(Peer::Unix) {
             let host = uri.authority().map(Authority::as_str).or_else(|| {
                 let host = headers.get(header::HOST)?;
                 // What can't be read as text is no name of this machine either.
@@ -59,7 +60,9 @@ impl Origins {
                 return Err(ApiError::forbidden_origin(message));
             }
         }
-        if self.anonymous && let Some(origin) = headers.get(header::ORIGIN) {
+        if self.anonymous
+            && let Some(origin) = headers.get(header::ORIGIN)
+        {
             let origin = origin.to_str().unwrap_or("?");
             let local = origin.split_once("://").is_some_and(|(_, host)| is_loopback(host));
             if !local && !self.lists(origin) {
@@ -89,7 +92,7 @@ fn is_loopback(host: &str) -> bool {
 /// Refuses foreign pages, answers preflights, and lets listed pages read answers.
 pub(crate) async fn guard(State(api): State<Shared>, request: Request, next: Next) -> Response {
     let origins = &api.origins;
-    if let Err(error) = origins.check(request.uri(), request.headers()) {
+    if let Err(error) = origins.check(Peer::of(request.extensions()), request.uri(), request.headers()) {
         return error.into_response();
     }
     let readable = origins.readable(request.headers()).cloned();
@@ -138,11 +141,19 @@ mod tests {
 
     #[test]
     fn names_of_this_machine() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.8.8.8:1", "[::1]:9", "app.localhost", "localhost."]
-        {
+        for host in [
+            "localhost",
+            "LOCALHOST:80",
+            "127.0.0.1",
+            "127.8.8.8:1",
+            "[::1]:9",
+            "app.localhost",
+            "localhost.",
+        ] {
             assert!(is_loopback(host), "{host}");
         }
-        for host in ["localhost.example", "10.0.0.1", "127.0.0.1.example", "", "?", "a b", "[::2]", "0.0.0.0"] {
+        for host in ["localhost.example", "10.0.0.1", "127.0.0.1.example", "", "?", "a b", "[::2]", "0.0.0.0"]
+        {
             assert!(!is_loopback(host), "{host}");
         }
     }

@@ -1,10 +1,6 @@
 //! Reading and deleting sessions.
 
-use axum::{
-    Json,
-    extract::State,
-    response::Response,
-};
+use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use chrono::{DateTime, Utc};
 use holdfast_engine::session::Status;

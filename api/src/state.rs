@@ -5,7 +5,6 @@ use std::{
     time::Instant,
 };
 
-use axum::extract::FromRef;
 use holdfast_store::{
     Store, StoreError,
     listen::Listener,
@@ -100,11 +99,5 @@ pub(crate) async fn to_the_end<T: Send + 'static>(command: impl Future<Output = 
             // Only a runtime that shuts down ends the task, and this one with it.
             Err(_) => std::future::pending().await,
         },
-    }
-}
-
-impl FromRef<Shared> for Store {
-    fn from_ref(api: &Shared) -> Self {
-        api.store.clone()
     }
 }

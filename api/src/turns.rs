@@ -45,7 +45,6 @@ pub(crate) struct TurnView {
 /// Tokens as the provider counted them.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-#[expect(dead_code, reason = "describes the engine's type, which knows nothing of OpenAPI")]
 pub(crate) struct UsageView {
     input_tokens: u64,
     output_tokens: u64,
@@ -72,9 +71,7 @@ pub(crate) async fn newest(
 ) -> Answer<Vec<TurnView>> {
     // One more, since answers to calls show the call, which stands in the turn before.
     let turns = history::newest_turns(&api.store, id, length + 1, limit + 1).await?;
-    let shown = turns.len().min(usize::try_from(limit).unwrap_or(usize::MAX));
-    let shown = fitting(turns.iter().take(shown));
-    render(api, owner, &turns, &turns[..shown]).await
+    render(api, owner, &turns, page(&turns, limit)).await
 }
 
 /// Turns from position `from` on, oldest first, at most `limit`; fewer if they are large.
@@ -87,9 +84,7 @@ pub(crate) async fn from(
 ) -> Answer<Vec<TurnView>> {
     let turns = history::turns_from(&api.store, id, from.saturating_sub(1), limit + 1).await?;
     let first = turns.iter().position(|turn| turn.position >= from).unwrap_or(turns.len());
-    let shown = &turns[first..];
-    let shown = &shown[..shown.len().min(usize::try_from(limit).unwrap_or(usize::MAX))];
-    render(api, owner, &turns, &shown[..fitting(shown.iter())]).await
+    render(api, owner, &turns, page(&turns[first..], limit)).await
 }
 
 /// One turn, if it is there.
@@ -104,14 +99,16 @@ pub(crate) async fn at(
     Ok(render(api, owner, &turns, &turns[..shown]).await?.pop())
 }
 
-/// How many of `turns` fit into one page; the first always does.
-fn fitting<'a>(turns: impl Iterator<Item = &'a Turn>) -> usize {
+/// The first of `turns`, at most `limit`, that fit into one page; one always does.
+fn page(turns: &[Turn], limit: i64) -> &[Turn] {
+    let most = turns.len().min(usize::try_from(limit).unwrap_or(usize::MAX));
     let mut bytes = 0_u64;
     let within = |turn: &&Turn| {
         bytes = bytes.saturating_add(size(turn));
         bytes <= limits::PAGE_BYTES
     };
-    turns.take_while(within).count().max(1)
+    let fitting = turns[..most].iter().take_while(within).count();
+    &turns[..fitting.max(1).min(most)]
 }
 
 /// Bytes that a turn refers to, or about as many as it holds.
@@ -145,12 +142,7 @@ fn size(turn: &Turn) -> u64 {
 }
 
 /// Renders `shown`; `around` holds them and the turns whose calls they answer.
-async fn render(
-    api: &Api,
-    owner: &Arc<str>,
-    around: &[Turn],
-    shown: &[Turn],
-) -> Answer<Vec<TurnView>> {
+async fn render(api: &Api, owner: &Arc<str>, around: &[Turn], shown: &[Turn]) -> Answer<Vec<TurnView>> {
     let (mut offers, mut contents) = (Vec::new(), Vec::new());
     for turn in shown {
         if let TurnBody::User(user) = &turn.body {
@@ -225,7 +217,8 @@ fn user_contents(
     })?;
     let responses =
         user.answers.iter().map(|answer| response(answer, calls, blobs)).collect::<Result<Vec<_>, _>>()?;
-    let query = transcript::query_of(user, blobs)?.map(|query| json!({"text": query.text, "media": query.media}));
+    let query =
+        transcript::query_of(user, blobs)?.map(|query| json!({"text": query.text, "media": query.media}));
     Ok(json!({
         "userPrompt": {"systemPrompt": prompt},
         "userTools": tools,

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::{
     error::Answer,
     hub::{Seen, Watch},
+    limits,
     metrics::Counted,
     state::Api,
 };
@@ -38,7 +39,7 @@ impl Until {
 /// What is already on its way here may be from before the command that is waited for, so being there
 /// counts only once the database has said so after this began.
 pub(crate) async fn until(api: &Api, id: SessionId, until: Until, patience: Duration) -> Answer<()> {
-    let _counted = Counted::up(&api.metrics.waiters);
+    let _counted = Counted::up(&api.metrics.waiters, limits::WAITERS)?;
     let mut watch = api.hub.watch(id);
     let deadline = Instant::now() + patience;
     let patience_ends = TimeDelta::from_std(patience)

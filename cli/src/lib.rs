@@ -39,12 +39,12 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Err(Ended::Failure(failure)) => return tell(&failure),
     };
-    let default = if cli.command.is_node() { logs::NODE } else { logs::QUIET };
+    let default = if cli.command.is_server() { logs::SERVER } else { logs::QUIET };
     let traces = match logs::start(cli.log_format, default, cli.command.otlp_endpoint()) {
         Ok(traces) => traces,
         Err(failure) => return tell(&failure),
     };
-    let is_node = cli.command.is_node();
+    let is_server = cli.command.is_server();
     let done = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -57,7 +57,7 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         });
     let code = match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if is_node => {
+        Err(failure) if is_server => {
             tracing::error!(kind = "server.failed", error = %failure, exit_code = failure.code());
             ExitCode::from(failure.code())
         }

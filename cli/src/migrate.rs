@@ -12,8 +12,11 @@ use crate::{
 
 /// Applies migrations, or checks that there are none to apply.
 pub(crate) async fn run(args: MigrateArgs) -> Result<(), Failure> {
-    let database =
-        if args.check { Database::existing(&args.database).await } else { Database::open(&args.database).await }?;
+    let database = if args.check {
+        Database::existing(&args.database).await
+    } else {
+        Database::open(&args.database).await
+    }?;
     let done = if args.check { check(&database, args.json).await } else { apply(&database, args.json).await };
     database.close().await;
     done

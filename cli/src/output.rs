@@ -14,12 +14,6 @@ pub(crate) fn line(text: impl AsRef<str>) -> Result<(), Failure> {
     written.and_then(|()| out.flush()).map_err(|error| Failure::writing(&error))
 }
 
-/// Writes text as it is, without a line's end.
-pub(crate) fn text(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| Failure::writing(&error))
-}
-
 /// Writes a JSON value on one line.
 pub(crate) fn json(value: &Value) -> Result<(), Failure> {
     line(value.to_string())
@@ -31,7 +25,8 @@ pub(crate) fn table<const N: usize>(
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> Result<(), Failure> {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    // Ids and tokens are copied from it, so nothing is wrapped.
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     for row in rows {
         table.add_row(row);

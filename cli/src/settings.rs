@@ -118,8 +118,8 @@ pub(crate) fn layered(command: Command, sources: &Sources<'_>) -> Result<Command
     let mut found = BTreeMap::new();
     for flag in configurable() {
         if let Some((values, place)) = value_of(&flag, sources)? {
-            let values = checked(&flag, values)
-                .map_err(|reason| Failure::Config(format!("{place}: {reason}")))?;
+            let values =
+                checked(&flag, values).map_err(|reason| Failure::Config(format!("{place}: {reason}")))?;
             found.insert(flag.get_id().to_string(), values);
         }
     }
@@ -170,7 +170,11 @@ fn checked(flag: &Arg, values: Vec<String>) -> Result<Vec<String>, String> {
     let long = flag.get_long().unwrap_or_default();
     let single = !matches!(flag.get_action(), ArgAction::Append);
     let [value] = &values[..] else {
-        return if single { Err(format!("--{long} takes one value")) } else { probe(flag, &values).map(|()| values) };
+        return if single {
+            Err(format!("--{long} takes one value"))
+        } else {
+            probe(flag, &values).map(|()| values)
+        };
     };
     if !matches!(flag.get_action(), ArgAction::SetTrue) {
         return probe(flag, &values).map(|()| values);
@@ -187,6 +191,7 @@ fn probe(flag: &Arg, values: &[String]) -> Result<(), String> {
     let long = flag.get_long().unwrap_or_default();
     let alone = Arg::new("probe")
         .long(long.to_owned())
+        .value_name(flag.get_value_names().and_then(<[_]>::first).cloned().unwrap_or_else(|| "VALUE".into()))
         .value_parser(flag.get_value_parser().clone())
         .value_delimiter(flag.get_value_delimiter())
         .action(flag.get_action().clone());

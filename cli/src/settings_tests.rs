@@ -39,7 +39,8 @@ fn flags_win_then_the_environment_then_the_file() {
 
 #[test]
 fn lists_switches_and_paths_are_read_from_each_source() {
-    let toml = "agent-file = [\"a.json\", \"/b.json\"]\nallow-anonymous = true\nadmin-owners = [\"x\", \"y\"]";
+    let toml =
+        "agent-file = [\"a.json\", \"/b.json\"]\nallow-anonymous = true\nadmin-owners = [\"x\", \"y\"]";
     let node = serve(&[], &[], toml);
     let expected: [PathBuf; 2] = ["/etc/hold/a.json".into(), "/b.json".into()];
     assert_eq!(node.agents.agent_file, expected, "relative to the file");
@@ -131,4 +132,75 @@ fn flags_of_later_work_are_wrong_usage() {
 #[test]
 fn the_command_line_is_sound() {
     Cli::command().debug_assert();
+}
+
+#[test]
+fn every_command_is_read_from_its_line() {
+    const ID: &str = "01a22d2c-31b9-709a-b42b-ae7054a40db6";
+    let lines: &[&[&str]] = &[
+        &["serve", "--slots", "1", "--bind", "127.0.0.1:0", "--metrics-bind", "127.0.0.1:0"],
+        &["api", "--socket", "s", "--auth-tokens", "f", "--admin-owners", "a,b", "--max-body", "2048"],
+        &["worker", "--labels", "gpu,docker", "--lease-ttl", "2", "--stream-tokens", "--api-keys", "k"],
+        &["scheduler", "--no-migrate", "--database-url", "postgres://h/d", "--otlp-endpoint", "http://o"],
+        &["migrate", "--check", "--json"],
+        &["demo", "--data-dir", "d", "--keep"],
+        &["scripted-model", "--script", "f", "--bind", "127.0.0.1:0"],
+        &["check", "--agents-dir", "d", "--tools", "openai", "--show-config", "--json"],
+        &["status", "--json", "--data-dir", "d"],
+        &["tool", "call", "p", "{}", "--timeout", "1", "--json"],
+        &["tool", "describe", "p"],
+        &["tool", "validate", "p", "-"],
+        &[
+            "session",
+            "start",
+            "--agent",
+            "a",
+            "-p",
+            "x",
+            "--step",
+            "--label",
+            "a=b",
+            "--wait",
+            "--timeout",
+            "5",
+        ],
+        &["session", "start", "--agent", "a", "--run", "until_blocked", "--follow", "--token", "t"],
+        &["session", "step", ID, "--wait"],
+        &["session", "resume", ID],
+        &["session", "pause", ID],
+        &["session", "cancel", ID, "--deferred"],
+        &["session", "pending"],
+        &["session", "pending", ID, "--json"],
+        &["session", "complete", ID, "-", "--no-resume", "--token-file", "f"],
+        &["session", "fail", ID, "why", "--wait"],
+        &["session", "message", ID, "--prompt", "x", "--message-id", ID],
+        &["session", "show", ID, "--turns", "3"],
+        &["session", "list", "--status", "idle,failed", "--limit", "5", "--server", "http://s"],
+        &["session", "follow", ID, "--after", "0"],
+        &["session", "delete", ID, "--dry-run", "--log-format", "text"],
+    ];
+    // Everything that may come from elsewhere does, so that it is seen not to get in the way.
+    let env = [("HOLDFAST_TOKEN", "t"), ("HOLDFAST_SERVER", "http://s"), ("HOLDFAST_AGENT", "a")];
+    for line in lines {
+        if let Err(failure) = parse(line, &env, "slots = 3") {
+            panic!("{line:?}: {failure}");
+        }
+    }
+}
+
+#[test]
+fn what_contradicts_itself_is_wrong_usage() {
+    let lines: &[&[&str]] = &[
+        &["session", "start", "--agent", "a", "--step", "--run", "none"],
+        &["session", "start", "--agent", "a", "--timeout", "5"],
+        &["session", "start"],
+        &["session", "list", "--limit", "501"],
+        &["serve", "--slots", "0"],
+        &["worker", "--bind", "127.0.0.1:0"],
+        &["scripted-model"],
+        &["nonsense"],
+    ];
+    for line in lines {
+        assert_eq!(parse(line, &[], "").expect_err("refused").code(), 2, "{line:?}");
+    }
 }

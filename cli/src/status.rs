@@ -91,7 +91,8 @@ fn show(report: &Report) -> Result<(), Failure> {
     } else {
         let rows = report.workers.iter().map(|one| {
             let silent = silence(one);
-            let seen = if silent > SILENT { format!("{silent} s ago, lost?") } else { format!("{silent} s ago") };
+            let seen =
+                if silent > SILENT { format!("{silent} s ago, lost?") } else { format!("{silent} s ago") };
             [
                 one.id.to_string(),
                 one.host.clone(),

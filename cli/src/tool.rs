@@ -88,25 +88,15 @@ async fn describe(path: &Path, json: bool) -> Result<(), Failure> {
     if info.args.is_empty() {
         return output::line("takes no arguments");
     }
-    let word = |value: &dyn erased::Word| value.word();
     let rows = info.args.iter().map(|arg| {
         [arg.name.clone(), arg.kind.clone(), word(&arg.arity), word(&arg.mode), arg.description.clone()]
     });
     output::table(["ARGUMENT", "TYPE", "ARITY", "MODE", "DESCRIPTION"], rows)
 }
 
-/// The names that descriptions use for arities and modes.
-mod erased {
-    pub(super) trait Word {
-        fn word(&self) -> String;
-    }
-
-    impl<T: serde::Serialize> Word for T {
-        fn word(&self) -> String {
-            let value = serde_json::to_value(self).unwrap_or_default();
-            value.as_str().unwrap_or_default().to_owned()
-        }
-    }
+/// The name that descriptions use for an arity or a mode.
+fn word(value: &impl serde::Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 async fn validate(path: &Path, arguments: Option<String>, json: bool) -> Result<(), Failure> {

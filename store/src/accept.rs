@@ -203,7 +203,11 @@ async fn send_once(
     let is_order = matches!(letter.body, MailBody::Control { .. });
     let unread = session.mail_seq - session.mail_cursor + i64::try_from(session.left).unwrap_or(i64::MAX);
     if unread >= MAILBOX_LIMIT && !is_order {
-        return Err(StoreError::MailboxFull { limit: MAILBOX_LIMIT });
+        // Orders, which requests of people bring along, take nobody's place.
+        let count = tx.prepare_cached(sql::COUNT_UNREAD).await?;
+        if tx.query_one(&count, &[&id.0]).await?.try_get::<_, i64>(0)? >= MAILBOX_LIMIT {
+            return Err(StoreError::MailboxFull { limit: MAILBOX_LIMIT });
+        }
     }
     let run = lock_runs(&tx, &[id]).await?.pop();
     let cancelled = match &letter.body {

@@ -14,6 +14,7 @@ statements! {
     LOCK_SESSION = "lock_session",
     LOCK_RUN = "lock_run",
     FIND_MAIL = "find_mail",
+    COUNT_UNREAD = "count_unread",
     INSERT_MAIL = "insert_mail",
     INSERT_EVENTS = "insert_events",
     ACCEPT_SESSION = "accept_session",

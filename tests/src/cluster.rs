@@ -9,13 +9,13 @@ use std::{
     sync::{OnceLock, mpsc},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use holdfast_store::{
     embedded::{Cluster, EmbeddedOptions},
     install::ensure_installed,
     migrate::migrate,
 };
-use sha2::{Digest as _, Sha256};
+use sha2::{Digest as _, Sha256, Sha384};
 use tokio_postgres::{Client, NoTls, config::Host};
 use uuid::Uuid;
 
@@ -106,16 +106,25 @@ pub fn migrations_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../migrations")
 }
 
-/// Names the template after what the migrations say.
-fn template_name() -> Result<String> {
+/// The files of migrations, in order.
+///
+/// # Errors
+/// If the directory can't be read.
+pub fn migration_files() -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> =
         std::fs::read_dir(migrations_dir())?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.retain(|file| file.extension().is_some_and(|kind| kind == "sql"));
     files.sort();
+    Ok(files)
+}
+
+/// Names the template after what the migrations say.
+fn template_name() -> Result<String> {
     let mut hash = Sha256::new();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|kind| kind == "sql")) {
+    for file in migration_files()? {
         hash.update(file.file_name().map(|name| name.as_encoded_bytes()).unwrap_or_default());
         hash.update([0]);
-        hash.update(std::fs::read(file)?);
+        hash.update(std::fs::read(&file)?);
     }
     let digest: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("holdfast_template_{digest}"))
@@ -133,11 +142,29 @@ async fn ensure_template(admin: &Client) -> Result<String> {
         let draft = format!("{template}_draft");
         admin.batch_execute(&format!("DROP DATABASE IF EXISTS {draft} WITH (FORCE)")).await?;
         admin.batch_execute(&format!("CREATE DATABASE {draft} TEMPLATE template0")).await?;
-        migrate(&with_database(server_url(), &draft)?).await?;
+        let url = with_database(server_url(), &draft)?;
+        migrate(&url).await?;
+        check_applied(&url).await?;
         admin.batch_execute(&format!("ALTER DATABASE {draft} RENAME TO {template}")).await?;
     }
     admin.execute("SELECT pg_advisory_unlock($1)", &[&TEMPLATE_LOCK]).await?;
     Ok(template)
+}
+
+/// A store that was built before the migrations changed would give the template a schema that its name
+/// doesn't stand for.
+async fn check_applied(url: &str) -> Result<()> {
+    let client = connect(url).await?;
+    let rows = client.query("SELECT checksum FROM _sqlx_migrations ORDER BY version", &[]).await?;
+    let applied: Vec<Vec<u8>> = rows.iter().map(|row| row.get(0)).collect();
+    let files = migration_files()?;
+    let wanted: Vec<Vec<u8>> =
+        files.iter().map(|file| Ok(Sha384::digest(std::fs::read(file)?).to_vec())).collect::<Result<_>>()?;
+    ensure!(
+        applied == wanted,
+        "this test was built with other migrations than there are now: build it again"
+    );
+    Ok(())
 }
 
 async fn exists(admin: &Client, database: &str) -> Result<bool> {
@@ -205,13 +232,25 @@ impl Drop for Database {
     }
 }
 
-async fn make(template: Option<()>) -> Result<Database> {
+/// Makes a migrated database of this name anew, which stays. Returns its URL.
+///
+/// # Errors
+/// If the name isn't one of lower-case letters, digits and `_`, or the server refuses.
+pub async fn named_database(name: &str) -> Result<String> {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    ensure!(!name.is_empty() && name.bytes().all(plain), "{name:?} is no plain database name");
+    ensure!(std::env::var_os(SERVER_VARIABLE).is_some(), "{SERVER_VARIABLE} names no server");
+    let admin = connect(server_url()).await?;
+    let template = ensure_template(&admin).await?;
+    admin.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+    admin.batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
+    with_database(server_url(), name)
+}
+
+async fn make(migrated: bool) -> Result<Database> {
     let server = tokio::task::spawn_blocking(server_url).await?;
     let admin = connect(server).await?;
-    let template = match template {
-        Some(()) => ensure_template(&admin).await?,
-        None => "template0".to_owned(),
-    };
+    let template = if migrated { ensure_template(&admin).await? } else { "template0".to_owned() };
     let name = format!("holdfast_test_{}", Uuid::now_v7().simple());
     admin.batch_execute(&format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
     let url = with_database(server, &name)?;
@@ -223,7 +262,7 @@ async fn make(template: Option<()>) -> Result<Database> {
 /// # Panics
 /// If there is no server, or it refuses.
 pub async fn fresh_database() -> Database {
-    make(Some(())).await.expect("a fresh database")
+    make(true).await.expect("a fresh database")
 }
 
 /// A database without a schema.
@@ -231,5 +270,5 @@ pub async fn fresh_database() -> Database {
 /// # Panics
 /// As [`fresh_database`].
 pub async fn empty_database() -> Database {
-    make(None).await.expect("an empty database")
+    make(false).await.expect("an empty database")
 }

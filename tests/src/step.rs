@@ -16,7 +16,7 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store, StoreError,
-    claim::{self, Lease},
+    claim::{self, Beat, Lease},
     commit::{self, Commit, Outcome, RunAfter},
     letters::Letter,
     load,
@@ -52,6 +52,31 @@ pub fn calls(wanted: &[(&str, &str)]) -> ModelAnswer {
     ModelAnswer { text: None, calls: wanted.iter().enumerate().map(call).collect(), ..says("") }
 }
 
+/// Claims as a fresh worker that has these agents: expired leases first, then runs that are due.
+///
+/// # Panics
+/// If the store refuses.
+pub async fn claim(store: &Store, agents: &[String], slots: usize, ttl: Duration) -> Vec<Lease> {
+    claim::claim(store, worker(), slots, ttl, agents, true).await.expect("a claim")
+}
+
+/// Gives leases back in good order. Returns how many.
+///
+/// # Panics
+/// If the store refuses.
+pub async fn release(store: &Store, held: &[(SessionId, i64)], delay: Duration) -> u64 {
+    claim::release(store, held, delay, false).await.expect("an answer")
+}
+
+/// Renews leases. Returns those that were.
+///
+/// # Panics
+/// If the store refuses.
+pub async fn renew(store: &Store, held: &[(SessionId, i64)], ttl: Duration) -> Vec<Beat> {
+    let beats = claim::heartbeat(store, held, ttl).await.expect("an answer");
+    beats.into_iter().filter(|beat| beat.renewed).collect()
+}
+
 /// A text as the result of a call.
 pub fn result(text: &str) -> Settled {
     Settled::Completed { result: Payload::Inline(ToolResult::text(text)) }
@@ -85,7 +110,7 @@ impl Holder {
     /// # Panics
     /// If no run is due, or the session can't be loaded.
     pub async fn claim(store: &Store, agent: &Agent, ttl: Duration) -> Self {
-        let leases = claim::claim(store, worker(), 1, ttl, &roster(agent)).await.expect("a claim");
+        let leases = claim(store, &roster(agent), 1, ttl).await;
         let lease = leases.into_iter().next().expect("a run that is due");
         Self::load(store, agent, lease).await
     }
@@ -95,7 +120,7 @@ impl Holder {
     /// # Panics
     /// If the store refuses.
     pub async fn claim_all(store: &Store, agent: &Agent) -> Vec<Self> {
-        let leases = claim::claim(store, worker(), 1000, LONG, &roster(agent)).await.expect("a claim");
+        let leases = claim(store, &roster(agent), 1000, LONG).await;
         let mut holders = Vec::new();
         for lease in leases {
             holders.push(Self::load(store, agent, lease).await);
@@ -114,7 +139,7 @@ impl Holder {
         Self {
             store: store.clone(),
             agent: agent.clone(),
-            run: Run { mode: lease.mode, steps: 0 },
+            run: Run { mode: loaded.mode.unwrap_or(lease.mode), steps: 0 },
             lease,
             session,
             inbox: loaded.inbox,
@@ -234,8 +259,10 @@ impl Holder {
         self.session.version = version;
         self.run.mode = mode;
         if !released && wake_seq > self.session.cursor {
-            let mail = load::mail_above(&self.store, self.session.id, self.session.cursor).await;
-            self.inbox = mail.expect("mail");
+            let read = load::mail_above(&self.store, self.session.id, self.session.cursor).await;
+            let (mail, mode) = read.expect("mail");
+            self.inbox = mail;
+            self.run.mode = mode.unwrap_or(self.run.mode);
         }
     }
 

@@ -16,15 +16,21 @@ pub(crate) use operate::{
 };
 pub(crate) use prompt::{Part, PromptArgs};
 pub(crate) use session::{
-    CallsArgs, ClientArgs, CompleteArgs, FailArgs, FollowArgs, ListArgs, MessageArgs, RunMode, SessionArgs,
-    SessionCommand, SessionRef, ShowArgs, StartArgs, WaitArgs,
+    CallsArgs, ClientArgs, CompleteArgs, FailArgs, ListArgs, MessageArgs, SessionArgs, SessionCommand,
+    ShowArgs, StartArgs, WaitArgs,
 };
 
 use crate::logs::Format;
 
 /// Durable workflows of agent sessions on Postgres.
 #[derive(Debug, Parser)]
-#[command(name = "holdfast", version, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "holdfast",
+    version,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 #[command(after_help = "Flags of servers and of their clients may also come from the environment, as \
     HOLDFAST_<FLAG>, and from holdfast.toml in this directory or the nearest one above it. Exit codes: 0 \
     success, 1 failure, 2 wrong usage, 3 configuration, 4 an agent doesn't load, 5 a tool failed.")]
@@ -65,9 +71,12 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it is a server of its own, whose failures are logged.
-    pub(crate) fn is_node(&self) -> bool {
-        matches!(self, Self::Serve(_) | Self::Api(_) | Self::Worker(_) | Self::Scheduler(_))
+    /// Whether it is a server, whose failures are logged.
+    pub(crate) fn is_server(&self) -> bool {
+        matches!(
+            self,
+            Self::Serve(_) | Self::Api(_) | Self::Worker(_) | Self::Scheduler(_) | Self::ScriptedModel(_)
+        )
     }
 
     /// Where traces go.

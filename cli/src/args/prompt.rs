@@ -47,7 +47,12 @@ const KINDS: [Kind; 6] = [
 impl Args for PromptArgs {
     fn augment_args(command: Command) -> Command {
         let part = |name: &'static str, value: &'static str, help: &'static str| {
-            Arg::new(name).long(name).value_name(value).help(help).action(ArgAction::Append).help_heading("Prompt")
+            Arg::new(name)
+                .long(name)
+                .value_name(value)
+                .help(help)
+                .action(ArgAction::Append)
+                .help_heading("Prompt")
         };
         let separator = |name, help| {
             part(name, "TEXT", help).num_args(0..=1).require_equals(true).default_missing_value("-")
@@ -59,9 +64,13 @@ impl Args for PromptArgs {
             .arg(separator("sep4", "A line of four dashes, or of TEXT four times"))
             .arg(separator("sep40", "A line of forty dashes, or of TEXT forty times"))
             .arg(
-                part("media", "[MIME;]FILE", "An attachment; its type is guessed from its name if it isn't given")
-                    .short('m')
-                    .value_hint(ValueHint::FilePath),
+                part(
+                    "media",
+                    "[MIME;]FILE",
+                    "An attachment; its type is guessed from its name if it isn't given",
+                )
+                .short('m')
+                .value_hint(ValueHint::FilePath),
             )
     }
 
@@ -104,8 +113,21 @@ mod tests {
     #[test]
     fn parts_keep_their_order_across_kinds() {
         let found = parts(&[
-            "--file", "a.txt", "--prompt", "one", "--sep4", "--shell", "ls -l", "--prompt=two", "--media",
-            "image/png;b.png", "--sep40==", "-f", "c.txt", "-p", "three",
+            "--file",
+            "a.txt",
+            "--prompt",
+            "one",
+            "--sep4",
+            "--shell",
+            "ls -l",
+            "--prompt=two",
+            "--media",
+            "image/png;b.png",
+            "--sep40==",
+            "-f",
+            "c.txt",
+            "-p",
+            "three",
         ]);
         let expected = [
             Part::File("a.txt".into()),

@@ -195,7 +195,8 @@ pub(crate) struct CallsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CompleteArgs {
     /// The call's token
-    pub(crate) token: Uuid,
+    #[arg(value_name = "TOKEN")]
+    pub(crate) call_token: Uuid,
     /// The result: JSON in a result form, else plain text; `-` reads standard input
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
@@ -210,7 +211,8 @@ pub(crate) struct CompleteArgs {
 #[derive(Debug, Args)]
 pub(crate) struct FailArgs {
     /// The call's token
-    pub(crate) token: Uuid,
+    #[arg(value_name = "TOKEN")]
+    pub(crate) call_token: Uuid,
     /// Why it failed, for the model
     pub(crate) reason: String,
     /// Don't let the session go on

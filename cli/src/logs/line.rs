@@ -11,8 +11,8 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
-/// Fields whose debug form is a list that may be written as one.
-const LISTS: [&str; 4] = ["agents", "session_ids", "labels", "runs"];
+/// Fields that are lists, which events have no type for: they come as text, in debug form or with commas.
+const LISTS: [&str; 3] = ["agents", "labels", "session_ids"];
 
 /// How lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -64,8 +64,8 @@ where
         let mut fields = Map::new();
         for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(SpanFields(of_span)) = span.extensions().get() {
-                // What is meant for traces only.
-                let shown = of_span.iter().filter(|(name, _)| !name.contains('.'));
+                // What is meant for traces only, and what nobody has filled in.
+                let shown = of_span.iter().filter(|(name, value)| !name.contains('.') && *value != "");
                 fields.extend(shown.map(|(name, value)| (name.clone(), value.clone())));
             }
         }
@@ -150,21 +150,29 @@ impl Fields<'_> {
         let name = field.name().trim_start_matches("r#");
         self.0.insert(name.to_owned(), value.into());
     }
+
+    fn text(&mut self, field: &Field, text: String) {
+        if !LISTS.contains(&field.name()) {
+            return self.put(field, text);
+        }
+        match serde_json::from_str(&text) {
+            Ok(list @ Value::Array(_)) => self.put(field, list),
+            _ => {
+                let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+                self.put(field, items.map(Value::from).collect::<Vec<_>>());
+            }
+        }
+    }
 }
 
 impl Visit for Fields<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
-        if LISTS.contains(&field.name())
-            && let Ok(list @ Value::Array(_)) = serde_json::from_str(&text)
-        {
-            return self.put(field, list);
-        }
-        self.put(field, text);
+        self.text(field, text);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, value);
+        self.text(field, value.to_owned());
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
@@ -177,6 +185,21 @@ impl Visit for Fields<'_> {
 
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.put(field, value);
+    }
+
+    // JSON's readers agree on numbers up to 64 bits only.
+    fn record_i128(&mut self, field: &Field, value: i128) {
+        match i64::try_from(value) {
+            Ok(value) => self.put(field, value),
+            Err(_) => self.put(field, value.to_string()),
+        }
+    }
+
+    fn record_u128(&mut self, field: &Field, value: u128) {
+        match u64::try_from(value) {
+            Ok(value) => self.put(field, value),
+            Err(_) => self.put(field, value.to_string()),
+        }
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {

@@ -7,7 +7,11 @@ mod line;
 #[cfg(test)]
 mod tests;
 
-use std::io::Write as _;
+use std::{
+    backtrace::{Backtrace, BacktraceStatus},
+    io::Write as _,
+    panic::PanicHookInfo,
+};
 
 use tracing_subscriber::{
     EnvFilter, Layer as _, Registry, filter::LevelFilter, filter::Targets, layer::SubscriberExt as _,
@@ -19,8 +23,8 @@ use line::Lines;
 
 use crate::{failure::Failure, traces::Traces};
 
-/// What a node says if `RUST_LOG` doesn't ask for something else.
-pub(crate) const NODE: &str = "warn,holdfast=info";
+/// What a server says if `RUST_LOG` doesn't ask for something else.
+pub(crate) const SERVER: &str = "warn,holdfast=info";
 /// What any other command says.
 pub(crate) const QUIET: &str = "warn";
 
@@ -42,12 +46,31 @@ pub(crate) fn start(format: Format, default: &str, otlp_endpoint: Option<&str>) 
     // Libraries' spans stay out of traces, and RUST_LOG decides about logs only.
     let ours = Targets::new().with_target("holdfast", LevelFilter::INFO);
     let spans = traces.tracer().map(|tracer| {
-        tracing_opentelemetry::layer().with_tracer(tracer).with_location(false).with_threads(false).with_filter(ours)
+        tracing_opentelemetry::layer()
+            .with_tracer(tracer)
+            .with_location(false)
+            .with_threads(false)
+            .with_filter(ours)
     });
     Registry::default()
         .with(spans)
         .with(lines.with_filter(filter))
         .try_init()
         .map_err(|error| Failure::Failed(format!("logging can't start: {error}")))?;
+    std::panic::set_hook(Box::new(panicked));
     Ok(traces)
+}
+
+/// A panic is an event as any other: one line, which whoever reads logs by line can read.
+fn panicked(info: &PanicHookInfo<'_>) {
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
+    tracing::error!(
+        kind = "panic",
+        thread = std::thread::current().name(),
+        location = info.location().map(ToString::to_string),
+        backtrace,
+        "{}",
+        info.payload_as_str().unwrap_or("a panic without a text")
+    );
 }

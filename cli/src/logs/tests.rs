@@ -25,7 +25,7 @@ fn an_event_is_a_flat_line_of_its_kind() {
         tracing::info!(
             kind = "server.started",
             bind = "127.0.0.1:1",
-            ms = 2_u64,
+            ms = 2_u128,
             secure = false,
             agents = ?["a", "b"],
             "up"
@@ -62,6 +62,7 @@ fn fields_of_spans_stand_beside_those_of_the_event() {
             session_id = "s",
             run_epoch = 1,
             otel.name = "hidden",
+            traceparent = "",
             worker_id = tracing::field::Empty
         );
         run.record("worker_id", "w");
@@ -75,6 +76,20 @@ fn fields_of_spans_stand_beside_those_of_the_event() {
     assert_eq!(value["run_epoch"], 2, "the inner span's");
     assert_eq!(value["worker_id"], "w");
     assert_eq!(value.get("otel.name"), None);
+    assert_eq!(value.get("traceparent"), None, "nobody filled it in");
+}
+
+#[test]
+fn lists_are_lists_however_they_come() {
+    let lines = written(Format::Json, || {
+        let (one, none) = ("a,b", "");
+        tracing::info!(session_ids = %one, agents = ?Vec::<String>::new(), labels = none, other = "a,b");
+    });
+    let value = parsed(&lines[0]);
+    assert_eq!(value["session_ids"], json!(["a", "b"]));
+    assert_eq!(value["agents"], json!([]));
+    assert_eq!(value["labels"], json!([]));
+    assert_eq!(value["other"], "a,b");
 }
 
 #[test]

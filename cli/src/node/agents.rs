@@ -117,7 +117,8 @@ mod tests {
     async fn agents_are_loaded_once_filtered_and_told_apart() {
         let dir = tempfile::tempdir().expect("a directory");
         let (a, _) = (write(dir.path(), "a.json", "alpha"), write(dir.path(), "b.json", "beta"));
-        let slugs = |loaded: Vec<LoadedAgent>| loaded.into_iter().map(|one| one.agent.slug).collect::<Vec<_>>();
+        let slugs =
+            |loaded: Vec<LoadedAgent>| loaded.into_iter().map(|one| one.agent.slug).collect::<Vec<_>>();
         let both = load(&args(&[&a], &[dir.path()], &[])).await.expect("loads");
         assert_eq!(slugs(both), ["alpha", "beta"]);
         let one = load(&args(&[], &[dir.path()], &["beta"])).await.expect("loads");

@@ -39,7 +39,8 @@ impl Database {
                 Ok(Self { url: url.clone(), listen_url: listen_url.clone(), cluster: None })
             }
             (None, Some(_)) => Err(Failure::Config(
-                "--listen-database-url needs --database-url beside it; the embedded database has no pooler".into(),
+                "--listen-database-url needs --database-url beside it; the embedded database has no pooler"
+                    .into(),
             )),
             (None, None) => Self::embedded(&args.data_dir).await,
         }
@@ -60,8 +61,7 @@ impl Database {
     pub(crate) async fn embedded(data_dir: &Path) -> Result<Self, Failure> {
         let failed = Failure::during("the embedded database");
         install::ensure_installed().await.map_err(|error| failed(&error))?;
-        let cluster =
-            Cluster::start(EmbeddedOptions::new(data_dir)).await.map_err(|error| failed(&error))?;
+        let cluster = Cluster::start(EmbeddedOptions::new(data_dir)).await.map_err(|error| failed(&error))?;
         cluster.create_database(EMBEDDED).await.map_err(|error| failed(&error))?;
         Ok(Self { url: cluster.url(EMBEDDED), listen_url: None, cluster: Some(cluster) })
     }
@@ -185,7 +185,10 @@ impl Attempt for StoreError {
 }
 
 /// Tries until it works, a failure can't pass, or [`PATIENCE`] is at its end.
-pub(crate) async fn patiently<T, E: Attempt>(what: &str, mut attempt: impl AsyncFnMut() -> Result<T, E>) -> Result<T, Failure> {
+pub(crate) async fn patiently<T, E: Attempt>(
+    what: &str,
+    mut attempt: impl AsyncFnMut() -> Result<T, E>,
+) -> Result<T, Failure> {
     let deadline = Instant::now() + PATIENCE;
     let mut pause = Duration::from_millis(200);
     loop {

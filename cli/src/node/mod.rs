@@ -9,6 +9,7 @@ mod start;
 
 pub(crate) use agents::load;
 pub(crate) use database::{Database, patiently};
+pub(crate) use signals::watch as watch_signals;
 pub(crate) use start::store;
 
 use std::{path::PathBuf, time::Duration};
@@ -16,7 +17,7 @@ use std::{path::PathBuf, time::Duration};
 use holdfast_worker::model::ApiKeys;
 
 use crate::{
-    args::{AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, SchedulerNode, ServeNode, WorkerArgs, WorkerNode},
+    args::{AgentArgs, ApiNode, CommonArgs, DatabaseArgs, SchedulerNode, ServeNode, WorkerArgs, WorkerNode},
     failure::{Failure, chain},
 };
 

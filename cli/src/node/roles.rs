@@ -3,7 +3,8 @@
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
+use holdfast_api::ServeError;
 use holdfast_store::Store;
 use tokio::net::TcpListener;
 
@@ -13,7 +14,7 @@ use crate::{
     failure::{Failure, chain},
 };
 
-type Running = BoxFuture<'static, Result<(), Failure>>;
+type Running = LocalBoxFuture<'static, Result<(), Failure>>;
 
 /// An API node's configuration, checked.
 pub(super) fn api_config(args: &ApiArgs, common: &CommonArgs) -> Result<holdfast_api::Config, Failure> {
@@ -57,7 +58,12 @@ pub(super) fn api(
         shared.shutdown.clone(),
         on_bound,
     );
-    Box::pin(async move { serving.await.map_err(|error| Failure::Failed(chain(&error))) })
+    Box::pin(async move {
+        serving.await.map_err(|error| match &error {
+            ServeError::Config(_) | ServeError::Tokens(_) => Failure::Config(chain(&error)),
+            _ => Failure::Failed(chain(&error)),
+        })
+    })
 }
 
 /// A worker.

@@ -12,7 +12,10 @@ const FORCED: i32 = 1;
 
 /// Watches signals until it is dropped: the first SIGTERM or SIGINT cancels `shutdown`, a second ends the
 /// process at once. With `ignore_hangup` SIGHUP does nothing; otherwise somebody else handles it.
-pub(super) fn watch(shutdown: CancellationToken, ignore_hangup: bool) -> Result<AbortOnDropHandle<()>, Failure> {
+pub(crate) fn watch(
+    shutdown: CancellationToken,
+    ignore_hangup: bool,
+) -> Result<AbortOnDropHandle<()>, Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("signals can't be watched: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use chrono::Utc;
-use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{StreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered};
 use holdfast_store::{
     Store, connect, feed,
     listen::Listener,
@@ -24,8 +24,8 @@ use crate::failure::Failure;
 /// What a role may take beyond the grace before the process goes without it.
 const LINGER: Duration = Duration::from_secs(8);
 
-/// A role that runs, by name.
-type Role = BoxFuture<'static, (&'static str, Result<(), Failure>)>;
+/// A role that runs, by name. It stays on the main thread, and what it spawns doesn't.
+type Role = LocalBoxFuture<'static, (&'static str, Result<(), Failure>)>;
 
 /// What every role of the process shares.
 pub(super) struct Shared {
@@ -62,7 +62,9 @@ impl Banner {
 /// Runs the process until it is told to stop or a role fails.
 pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
     let shutdown = CancellationToken::new();
-    let signals = signals::watch(shutdown.clone(), plan.api.is_none())?;
+    // An API node with tokens reads them again upon SIGHUP; nobody else has use for it.
+    let reads_again = plan.api.as_ref().is_some_and(|config| config.auth_tokens.is_some());
+    let signals = signals::watch(shutdown.clone(), !reads_again)?;
     let loaded = match &plan.agents {
         Some(args) => agents::load(args).await?,
         None => Vec::new(),
@@ -98,11 +100,15 @@ fn stopped_early() -> Result<(), Failure> {
     Ok(())
 }
 
-async fn prepare(plan: &Plan, database: &Database, loaded: &[LoadedAgent]) -> Result<(Store, Listener), Failure> {
+async fn prepare(
+    plan: &Plan,
+    database: &Database,
+    loaded: &[LoadedAgent],
+) -> Result<(Store, Listener), Failure> {
     let store = store(database, plan.role, plan.common.no_migrate).await?;
     let store = fault::inject(store)?;
-    let listener = Listener::start(database.direct_url(), plan.role, &Channel::ALL)
-        .map_err(|error| error.failure())?;
+    let listener =
+        Listener::start(database.direct_url(), plan.role, &Channel::ALL).map_err(|error| error.failure())?;
     agents::record(&store, loaded).await?;
     Ok((store, listener))
 }
@@ -166,12 +172,16 @@ async fn run_roles(plan: Plan, shared: Shared, database: String) -> Result<(), F
     finish(running, shutdown, grace).await
 }
 
-fn named(name: &'static str, role: BoxFuture<'static, Result<(), Failure>>) -> Role {
+fn named(name: &'static str, role: LocalBoxFuture<'static, Result<(), Failure>>) -> Role {
     Box::pin(async move { (name, role.await) })
 }
 
 /// Waits for the roles. The first that ends on its own takes the others with it.
-async fn finish(mut running: FuturesUnordered<Role>, shutdown: CancellationToken, grace: Duration) -> Result<(), Failure> {
+async fn finish(
+    mut running: FuturesUnordered<Role>,
+    shutdown: CancellationToken,
+    grace: Duration,
+) -> Result<(), Failure> {
     let mut done = Ok(());
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -190,7 +200,11 @@ async fn finish(mut running: FuturesUnordered<Role>, shutdown: CancellationToken
         }
     };
     if tokio::time::timeout(grace + LINGER, rest).await.is_err() {
-        tracing::warn!(kind = "server.stopping", roles = running.len(), "not everything stopped within the grace");
+        tracing::warn!(
+            kind = "server.stopping",
+            roles = running.len(),
+            "not everything stopped within the grace"
+        );
     }
     done
 }
@@ -208,7 +222,7 @@ fn outcome((name, ended): (&'static str, Result<(), Failure>), expected: bool) -
 mod tests {
     use super::*;
 
-    fn role(name: &'static str, work: impl Future<Output = Result<(), Failure>> + Send + 'static) -> Role {
+    fn role(name: &'static str, work: impl Future<Output = Result<(), Failure>> + 'static) -> Role {
         named(name, Box::pin(work))
     }
 

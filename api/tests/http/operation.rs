@@ -1,0 +1,231 @@
+//! Health, metrics, the document's page, and a node on real sockets from start to end.
+
+use std::{os::unix::fs::PermissionsExt, time::Duration};
+
+use axum::{
+    extract::ConnectInfo,
+    http::{Method, StatusCode},
+};
+use holdfast_api::{Config, Peer, ServeError, serve};
+use holdfast_store::{listen::Listener, notify::Channel};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+    sync::oneshot,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Node, PATIENCE, ask};
+
+#[tokio::test]
+async fn health_counts_what_goes_on() {
+    let node = Node::new().await;
+    assert_eq!(node.get("/readyz").await.status, StatusCode::OK);
+    node.create(json!({"prompt": "x"})).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let health = node.get("/healthz").await.json();
+    let expected = json!({"ok": true, "live_sessions": 1, "active_runs": 0, "queued_runs": 1, "parked_runs": 0, "open_continuations": 0});
+    assert_eq!(health, expected);
+    node.closing.cancel();
+    assert_eq!(node.get("/readyz").await.refusal(), (503, "unavailable".to_owned()));
+}
+
+#[tokio::test]
+async fn without_a_database_everything_says_so() {
+    let node = Node::new().await;
+    node.store.db().close().await;
+    for path in ["/healthz", "/readyz", "/v1/agents", "/v1/sessions", "/v1/events"] {
+        let reply = node.get(path).await;
+        assert_eq!(reply.refusal(), (503, "unavailable".to_owned()), "{path}");
+        assert!(reply.header("retry-after").is_some(), "{path}");
+    }
+    let reply = node.post("/v1/sessions", json!({"agent": "helper"})).await;
+    assert_eq!(reply.refusal(), (503, "unavailable".to_owned()));
+    assert_eq!(node.get("/openapi.json").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn metrics_are_shown_to_this_machine_only() {
+    let node = Node::new().await;
+    node.get("/v1/agents").await;
+    node.get("/nothing").await;
+    let from = |peer: Option<&str>| {
+        let mut request = ask(Method::GET, "/metrics", None);
+        if let Some(peer) = peer {
+            let peer = Peer::Tcp(peer.parse().expect("an address"));
+            request.extensions_mut().insert(ConnectInfo(peer));
+        }
+        node.send(request)
+    };
+    for peer in [None, Some("10.0.0.1:5"), Some("[2001:db8::1]:5")] {
+        assert_eq!(from(peer).await.refusal(), (403, "forbidden".to_owned()), "{peer:?}");
+    }
+    for peer in ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"] {
+        let text = String::from_utf8(from(Some(peer)).await.bytes.to_vec()).expect("text");
+        for wanted in [
+            r#"holdfast_http_requests_total{method="GET",route="/v1/agents",status="200"} 1"#,
+            r#"holdfast_http_requests_total{method="GET",route="none",status="404"} 1"#,
+            r#"holdfast_runs{state="queued"} 0"#,
+            "holdfast_continuations_open 0",
+            r#"holdfast_store_connections{pool="hot",use="busy"}"#,
+            "holdfast_http_request_duration_seconds_bucket",
+        ] {
+            assert!(text.contains(wanted), "{wanted} is missing from\n{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_document_has_a_page() {
+    let node = Node::new().await;
+    let reply = node.get("/docs").await;
+    assert_eq!((reply.status, reply.header("location")), (StatusCode::PERMANENT_REDIRECT, Some("/docs/")));
+    let page = node.get("/docs/").await;
+    assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
+    let start = node.get("/docs/swagger-initializer.js").await;
+    assert!(String::from_utf8_lossy(&start.bytes).contains("/openapi.json"));
+    assert_eq!(node.get("/docs/nothing.js").await.refusal(), (404, "not_found".to_owned()));
+}
+
+/// A node on real sockets.
+struct Served {
+    address: std::net::SocketAddr,
+    shutdown: CancellationToken,
+    ended: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+async fn served(node: &Node, change: impl FnOnce(&mut Config)) -> Served {
+    let mut config = Config {
+        bind: ([127, 0, 0, 1], 0).into(),
+        shutdown_grace: Duration::from_secs(5),
+        ..Config::default()
+    };
+    change(&mut config);
+    let listener = Listener::start(&node.url, "api-test", &Channel::ALL).expect("a listener");
+    let (tell, told) = oneshot::channel();
+    let shutdown = CancellationToken::new();
+    let serving = serve(node.store.clone(), listener, config, shutdown.clone(), |address| {
+        let _ = tell.send(address);
+    });
+    let ended = tokio::spawn(serving);
+    Served { address: told.await.expect("it is bound"), shutdown, ended }
+}
+
+async fn speak(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.expect("written");
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time").expect("read");
+    answer
+}
+
+#[tokio::test]
+async fn shutting_down_ends_streams_and_answers_who_waits() {
+    let node = Node::new().await;
+    let id = node.create(json!({"prompt": "x"})).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("api.sock");
+    let Served { address, shutdown, ended } =
+        served(&node, |config| config.socket = Some(path.clone())).await;
+    assert_eq!(std::fs::metadata(&path).expect("a socket").permissions().mode() & 0o777, 0o600);
+
+    let get =
+        |path: &str, host: &str| format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let over = UnixStream::connect(&path).await.expect("connected");
+    let answer = speak(over, &get("/metrics", "any-name")).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let tcp =
+        async |request: String| speak(TcpStream::connect(address).await.expect("connected"), &request).await;
+    let rebound = tcp(get("/healthz", "evil.example")).await;
+    assert!(rebound.starts_with("HTTP/1.1 403") && rebound.contains("forbidden_origin"), "{rebound}");
+
+    let mut stream = TcpStream::connect(address).await.expect("connected");
+    stream
+        .write_all(get(&format!("/v1/sessions/{id}/events"), "localhost").as_bytes())
+        .await
+        .expect("written");
+    let mut head = vec![0; 1];
+    stream.read_exact(&mut head).await.expect("the stream has begun");
+    let close = async {
+        // Long enough for the request to have begun in any order; it answers either way.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        shutdown.cancel();
+    };
+    let (waited, ()) =
+        tokio::join!(tcp(get(&format!("/v1/sessions/{id}?wait&timeout=600"), "localhost")), close);
+    assert!(waited.starts_with("HTTP/1.1 202"), "{waited}");
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).await.expect("the stream ends properly");
+    assert!(rest.contains("event: snapshot"), "{rest}");
+    tokio::time::timeout(PATIENCE, ended).await.expect("in time").expect("no panic").expect("a clean end");
+    assert!(!path.exists(), "the socket's file is gone");
+}
+
+#[tokio::test]
+async fn the_grace_is_kept_even_with_a_client_that_never_ends() {
+    let node = Node::new().await;
+    let Served { address, shutdown, ended } =
+        served(&node, |config| config.shutdown_grace = Duration::from_millis(300)).await;
+    let mut slow = TcpStream::connect(address).await.expect("connected");
+    let request = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{";
+    slow.write_all(request.as_bytes()).await.expect("written");
+    slow.flush().await.expect("sent");
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    shutdown.cancel();
+    tokio::time::timeout(Duration::from_secs(5), ended)
+        .await
+        .expect("in time")
+        .expect("no panic")
+        .expect("a clean end");
+}
+
+#[tokio::test]
+async fn metrics_have_an_address_of_their_own_if_asked_for() {
+    let node = Node::new().await;
+    let port =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let Served { shutdown, ended, .. } = served(&node, |config| config.metrics_bind = Some(port)).await;
+    let stream = TcpStream::connect(port).await.expect("connected");
+    let answer = speak(stream, "GET /metrics HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("holdfast_runs"), "{answer}");
+    let stream = TcpStream::connect(port).await.expect("connected");
+    let answer = speak(stream, "GET /v1/agents HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 404"), "nothing else is served there: {answer}");
+    shutdown.cancel();
+    ended.await.expect("no panic").expect("a clean end");
+}
+
+#[tokio::test]
+async fn tokens_are_read_again_at_a_hangup() {
+    let node = Node::new().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("tokens.json");
+    let tokens = |token: &str| json!({"tokens": [{"owner": "alice", "token": token}]}).to_string();
+    std::fs::write(&path, tokens("old")).expect("written");
+    let Served { address, shutdown, ended } =
+        served(&node, |config| config.auth_tokens = Some(path.clone())).await;
+    let code = async |token: &str| {
+        let request = format!(
+            "GET /v1/agents HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        );
+        let answer = speak(TcpStream::connect(address).await.expect("connected"), &request).await;
+        answer.split(' ').nth(1).map(str::to_owned).unwrap_or_default()
+    };
+    assert_eq!((code("old").await.as_str(), code("new").await.as_str()), ("200", "401"));
+    let hang_up = || {
+        let pid = std::process::id().to_string();
+        let sent = std::process::Command::new("kill").args(["-HUP", &pid]).status().expect("kill runs");
+        assert!(sent.success());
+    };
+    std::fs::write(&path, tokens("new")).expect("written");
+    hang_up();
+    let read = async {
+        while code("new").await != "200" {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("the new token is valid");
+    assert_eq!(code("old").await, "401");
+    shutdown.cancel();
+    ended.await.expect("no panic").expect("a clean end");
+}
