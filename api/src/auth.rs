@@ -8,7 +8,7 @@ use std::{
 
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, Uri, header, request::Parts},
+    http::{HeaderMap, HeaderValue, Uri, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -170,16 +170,20 @@ impl FromRequestParts<Shared> for Who {
 /// Lets only known callers through to `/v1`.
 pub(crate) async fn require(State(api): State<Shared>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if path == "/v1" || path.starts_with("/v1/") {
-        match owner(&api, request.uri(), request.headers()) {
-            Some(owner) => {
-                let traceparent = traceparent(request.headers());
-                request.extensions_mut().insert(Who { owner, traceparent });
-            }
-            None => return ApiError::unauthorized().into_response(),
-        }
+    if path != "/v1" && !path.starts_with("/v1/") {
+        return next.run(request).await;
     }
-    next.run(request).await
+    let mut response = match owner(&api, request.uri(), request.headers()) {
+        Some(owner) => {
+            let traceparent = traceparent(request.headers());
+            request.extensions_mut().insert(Who { owner, traceparent });
+            next.run(request).await
+        }
+        None => ApiError::unauthorized().into_response(),
+    };
+    // What one caller may see is no business of caches.
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 fn owner(api: &Api, uri: &Uri, headers: &HeaderMap) -> Option<Arc<str>> {

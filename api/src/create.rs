@@ -27,7 +27,7 @@ use crate::{
     auth::Who,
     describe::PostErrors,
     error::{Answer, ApiError, ErrorBody},
-    extract::{Asked, Posted, SessionPath, Waiting},
+    extract::{Asked, KeyHeader, Posted, SessionPath, Waiting},
     limits,
     runs::{repeated, show},
     state::{Shared, to_the_end},
@@ -62,9 +62,12 @@ impl From<RunMode> for Mode {
 #[serde(deny_unknown_fields)]
 pub(crate) struct MediaBody {
     /// MIME type, such as `image/png`.
+    #[schema(max_length = 200, pattern = "^[^/]+/.+$")]
     mime: String,
     /// The bytes in standard base64, padded.
+    #[schema(content_encoding = "base64")]
     base64: String,
+    #[schema(max_length = 500)]
     filename: Option<String>,
 }
 
@@ -73,9 +76,11 @@ pub(crate) struct MediaBody {
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateBody {
     /// Slug of the agent.
+    #[schema(max_length = 100)]
     agent: String,
     /// The first message. Without it and without media the session is `ready` and nothing runs.
     prompt: Option<String>,
+    #[schema(max_items = 64)]
     media: Option<Vec<MediaBody>>,
     /// `until_blocked` unless given.
     run: Option<RunMode>,
@@ -94,6 +99,7 @@ pub(crate) struct CreateBody {
 pub(crate) struct MessageBody {
     /// What is said; may be missing or empty if there is media.
     prompt: Option<String>,
+    #[schema(max_items = 64)]
     media: Option<Vec<MediaBody>>,
     /// `until_blocked` unless given.
     run: Option<RunMode>,
@@ -102,7 +108,7 @@ pub(crate) struct MessageBody {
 }
 
 /// Starts a session.
-#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(Waiting), request_body = CreateBody,
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", params(Waiting, KeyHeader), request_body = CreateBody,
     responses(
         (status = 201, description = "The session, as it is when the answer is made.", body = SessionView,
          headers(("Location" = String, description = "Its path."))),
@@ -205,7 +211,7 @@ fn attachment((index, media): (usize, MediaBody)) -> Answer<Media> {
 
 /// Sends a message. A busy session takes it as mail and considers it when it comes to it.
 #[utoipa::path(post, path = "/v1/sessions/{id}/messages", tag = "sessions",
-    params(("id" = String, Path, description = "The session."), Waiting), request_body = MessageBody,
+    params(("id" = String, Path, description = "The session."), Waiting, KeyHeader), request_body = MessageBody,
     responses(
         (status = 200, description = "The session with the message's `receipt`; no run is active.", body = SessionView),
         (status = 202, description = "The same, while a run is active.", body = SessionView),

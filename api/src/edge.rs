@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, time::Instant};
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -40,7 +40,9 @@ pub(crate) async fn pass(State(api): State<Shared>, request: Request, next: Next
         ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
         request_id = id.to_str().unwrap_or_default(),
     );
-    response.headers_mut().insert(REQUEST_ID, id);
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REQUEST_ID, id);
     response
 }
 

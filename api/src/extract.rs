@@ -146,6 +146,17 @@ impl Waiting {
     }
 }
 
+/// Makes a request idempotent for 24 hours: a repeat does nothing and answers with the first success code
+/// and the resource as it is then.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes a header for the document; `receive` reads it")]
+pub(crate) struct KeyHeader {
+    /// 1 to 200 visible ASCII characters. With another method, path or body it is refused.
+    #[param(rename = "Idempotency-Key", min_length = 1, max_length = 200, pattern = "^[!-~]+$")]
+    idempotency_key: Option<String>,
+}
+
 /// Nothing may be asked.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,6 +1,6 @@
 //! Whether the node is well, and what it counts.
 
-use std::sync::atomic::Ordering;
+use std::sync::{LazyLock, atomic::Ordering};
 
 use axum::{
     Json,
@@ -112,8 +112,9 @@ pub(crate) async fn metrics_text(State(api): State<Shared>) -> Answer<Response> 
 /// This document.
 #[utoipa::path(get, path = "/openapi.json", tag = "operation",
     responses((status = 200, description = "OpenAPI 3.1.", body = Object), OpenErrors))]
-pub(crate) async fn document() -> Json<utoipa::openapi::OpenApi> {
-    Json(routes::openapi())
+pub(crate) async fn document() -> Json<&'static utoipa::openapi::OpenApi> {
+    static DOCUMENT: LazyLock<utoipa::openapi::OpenApi> = LazyLock::new(routes::openapi);
+    Json(&DOCUMENT)
 }
 
 /// The document as a page to try requests on.

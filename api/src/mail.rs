@@ -23,7 +23,7 @@ use crate::{
     create::{MediaBody, first_receipt, message},
     describe::{PostErrors, ReadErrors},
     error::{Answer, ApiError, ErrorBody},
-    extract::{Asked, Flag, Nothing, Posted, SessionPath, page_size},
+    extract::{Asked, Flag, KeyHeader, Nothing, Posted, SessionPath, page_size},
     limits,
     state::{Api, Shared, to_the_end},
     turns::result_json,
@@ -89,7 +89,7 @@ enum Order {
 
 /// Puts a letter into a session's mailbox.
 #[utoipa::path(post, path = "/v1/sessions/{id}/mail", tag = "mail",
-    params(("id" = String, Path, description = "The session.")), request_body = LetterBody,
+    params(("id" = String, Path, description = "The session."), KeyHeader), request_body = LetterBody,
     responses(
         (status = 202, description = "It is accepted.", body = ReceiptView),
         (status = 404, description = "`unknown_session`.", body = ErrorBody),

@@ -6,7 +6,7 @@ use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use holdfast_engine::{content::ToolResult, ids::Token};
 use holdfast_store::{
-    history,
+    StoreError, history,
     idempotency::Done,
     sessions,
     settle::{self, Report},
@@ -21,8 +21,8 @@ use crate::{
     describe::{PostErrors, ReadErrors},
     error::{Answer, ApiError, ErrorBody},
     extract::{
-        Asked, Flag, Nothing, Posted, Seconds, SessionPath, TokenPath, Waiting, filter_text, page_size,
-        patience,
+        Asked, Flag, KeyHeader, Nothing, Posted, Seconds, SessionPath, TokenPath, Waiting, filter_text,
+        page_size, patience,
     },
     limits,
     metrics::Counted,
@@ -145,7 +145,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 /// Completes a deferred call. Accepted from the moment that the token exists, whether or not the run that
 /// made it has stopped.
 #[utoipa::path(post, path = "/v1/continuations/{token}", tag = "calls",
-    params(("token" = String, Path, description = "The continuation token."), Waiting),
+    params(("token" = String, Path, description = "The continuation token."), Waiting, KeyHeader),
     request_body = CompleteBody,
     responses(
         (status = 200, description = "The session; no run is active.", body = SessionView),
@@ -174,6 +174,10 @@ pub(crate) async fn complete(
         Done::Before { code, resource } => {
             let token: Token = resource.parse().map_err(|_| ApiError::internal())?;
             let call = history::by_token(&api.store, &who.owner, token).await?;
+            // The first request met the deadline: it settled the call, but not as it was asked to.
+            if call.state == "expired" {
+                return Err(StoreError::TokenExpired.into());
+            }
             (call.session_id.into(), code)
         }
     };

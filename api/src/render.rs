@@ -7,7 +7,7 @@ use holdfast_engine::ids::SessionId;
 use holdfast_store::{
     StoreError,
     feed::EventRow,
-    history,
+    history::{self, DeferredCall},
     sessions::{self, SessionRow},
 };
 use serde::Deserialize;
@@ -32,7 +32,7 @@ pub(crate) struct Renderer {
     head: Option<(Uuid, i64, Value)>,
 }
 
-/// The body of `session.updated`.
+/// The body of `session.created` and `session.updated`.
 #[derive(Deserialize)]
 struct Updated {
     version: i64,
@@ -71,10 +71,11 @@ impl Renderer {
     pub(crate) async fn data(&mut self, api: &Api, event: &EventRow) -> Answer<Value> {
         let mut data = match event.kind.as_str() {
             "session.updated" => self.updated(api, event).await?,
-            "session.created" => match self.rows.get(&event.session_id) {
-                Some(row) => to_map(&SessionMeta::of(row)?)?,
-                None => Map::new(),
-            },
+            "session.created" => {
+                let mut data = self.updated(api, event).await?;
+                data.remove("head_turn");
+                data
+            }
             "calls.deferred" => deferred(api, event).await?,
             _ => serde_json::from_str(&event.body).map_err(StoreError::from)?,
         };
@@ -133,7 +134,10 @@ impl Renderer {
 async fn deferred(api: &Api, event: &EventRow) -> Answer<Map<String, Value>> {
     let body: Deferred = serde_json::from_str(&event.body).map_err(StoreError::from)?;
     let calls = history::deferred_calls(&api.store, SessionId(event.session_id), &body.calls).await?;
-    let calls: Vec<DeferredCallView> = calls.into_iter().map(DeferredCallView::from).collect();
+    // As the event left them: what became of them since is told by later events.
+    let as_deferred = |call| DeferredCall { state: "open".to_owned(), ..call };
+    let calls: Vec<DeferredCallView> =
+        calls.into_iter().map(as_deferred).map(DeferredCallView::from).collect();
     Ok(to_map(&json!({"calls": calls}))?)
 }
 

@@ -12,7 +12,7 @@ use crate::{
     auth::Who,
     describe::PostErrors,
     error::{Answer, ApiError, ErrorBody},
-    extract::{Asked, MaybePosted, Nothing, SessionPath, Waiting},
+    extract::{Asked, KeyHeader, MaybePosted, Nothing, SessionPath, Waiting},
     limits,
     state::{Api, Shared, to_the_end},
     view::{self, SessionMeta, SessionView},
@@ -52,7 +52,7 @@ pub(crate) struct EmptyBody {}
 
 /// Runs a session on from where it stands; lifts a hold.
 #[utoipa::path(post, path = "/v1/sessions/{id}/resume", tag = "sessions",
-    params(("id" = String, Path, description = "The session."), Waiting), request_body = Option<ResumeBody>,
+    params(("id" = String, Path, description = "The session."), Waiting, KeyHeader), request_body = Option<ResumeBody>,
     responses(
         (status = 200, description = "The session; no run is active.", body = SessionView),
         (status = 202, description = "The session, while a run is active.", body = SessionView),
@@ -84,7 +84,7 @@ pub(crate) async fn resume(
 
 /// Stops a session's run. Its local calls end, deferred ones stay open unless `deferred` says otherwise.
 #[utoipa::path(post, path = "/v1/sessions/{id}/cancel", tag = "sessions",
-    params(("id" = String, Path, description = "The session.")), request_body = Option<CancelBody>,
+    params(("id" = String, Path, description = "The session."), KeyHeader), request_body = Option<CancelBody>,
     responses(
         (status = 200, description = "The session after the run has ended.", body = SessionMeta),
         (status = 404, description = "`unknown_session`.", body = ErrorBody),
@@ -107,7 +107,7 @@ pub(crate) async fn cancel(
 
 /// Pauses a session: a run ends after its current step, and only a request of a person runs it on.
 #[utoipa::path(post, path = "/v1/sessions/{id}/pause", tag = "sessions",
-    params(("id" = String, Path, description = "The session.")), request_body = Option<EmptyBody>,
+    params(("id" = String, Path, description = "The session."), KeyHeader), request_body = Option<EmptyBody>,
     responses(
         (status = 200, description = "The session; a step that takes long may still be under way.", body = SessionMeta),
         (status = 404, description = "`unknown_session`.", body = ErrorBody),

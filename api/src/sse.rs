@@ -59,7 +59,6 @@ pub(crate) fn response(replay: Replay, source: impl Source) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Reverse proxies would keep events back until they have a bufferful.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     headers.insert(REPLAY, HeaderValue::from_static(replay.word()));

@@ -39,7 +39,8 @@ impl Until {
 /// What is already on its way here may be from before the command that is waited for, so being there
 /// counts only once the database has said so after this began.
 pub(crate) async fn until(api: &Api, id: SessionId, until: Until, patience: Duration) -> Answer<()> {
-    let _counted = Counted::up(&api.metrics.waiters, limits::WAITERS)?;
+    // What is waited for has been accepted, so one waiter too many is answered at once, not refused.
+    let Ok(_counted) = Counted::up(&api.metrics.waiters, limits::WAITERS) else { return Ok(()) };
     let mut watch = api.hub.watch(id);
     let deadline = Instant::now() + patience;
     let patience_ends = TimeDelta::from_std(patience)

@@ -8,8 +8,8 @@ use holdfast_engine::{
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, MailBody, Priority, Sender},
+    session::Status,
 };
-use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
@@ -115,7 +115,7 @@ async fn create_once(
     )
     .await?;
     let mut session = lock_own(&tx, new.id, None).await?;
-    let created = NewEvent::new("session.created", &json!({}));
+    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
     insert_events(&tx, new.id, &new.owner, 0, &[created]).await?;
     session.event_seq = 1;
     let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();

@@ -9,7 +9,7 @@ use holdfast_engine::{
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError, letters::corrupt, sql};
+use crate::{Store, errors::StoreError, letters::corrupt, retry::against_rivals, sql};
 
 /// A run that a worker holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,15 +170,24 @@ pub async fn release(
     if held.is_empty() {
         return Ok(0);
     }
-    let (sessions, epochs) = columns(held);
-    let client = store.lease_client().await?;
-    let statement = client.prepare_cached(sql::RELEASE).await?;
-    let died = i32::from(panic);
-    let released = client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64(), &died]).await?;
+    let released = against_rivals(|| release_once(store, held, delay, panic)).await?;
     if let Some((session, _)) = held.first() {
         store.announce(*session, true);
     }
     Ok(released)
+}
+
+async fn release_once(
+    store: &Store,
+    held: &[(SessionId, i64)],
+    delay: Duration,
+    panic: bool,
+) -> Result<u64, StoreError> {
+    let (sessions, epochs) = columns(held);
+    let client = store.lease_client().await?;
+    let statement = client.prepare_cached(sql::RELEASE).await?;
+    let died = i32::from(panic);
+    Ok(client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64(), &died]).await?)
 }
 
 fn columns(held: &[(SessionId, i64)]) -> (Vec<Uuid>, Vec<i64>) {

@@ -12,7 +12,7 @@ use crate::{Store, errors::StoreError, sql};
 pub async fn promote_timers(store: &Store, limit: i64) -> Result<u64, StoreError> {
     let done = sqlx::query!(
         "UPDATE runs SET state = 'queued', parked_on = NULL WHERE session_id IN (
-             SELECT session_id FROM runs WHERE state = 'parked' AND available_at <= now()
+             SELECT session_id FROM runs WHERE state = 'parked' AND available_at < 'infinity' AND available_at <= now()
              ORDER BY available_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
         limit
     )

@@ -1,8 +1,11 @@
 //! What the tests of the whole share: a Postgres with a migrated template database, a store over a
-//! copy of it, a worker's hand without a model, and a proxy that breaks connections at chosen moments.
+//! copy of it, a worker's hand without a model, a proxy that breaks connections at chosen moments, and
+//! whole nodes as processes with clients that try again.
 
 pub mod cluster;
 pub mod gates;
 pub mod proxy;
+pub mod sse;
 pub mod step;
 pub mod store;
+pub mod world;

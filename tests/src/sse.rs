@@ -41,11 +41,12 @@ impl Follower {
                 pause.tick().await;
                 let node = nodes.lock().map(|nodes| nodes[turn % nodes.len()].clone()).unwrap_or_default();
                 turn += 1;
-                let followed = tokio::select! {
+                let url = format!("{node}{path}");
+                // However a stream ends, the next one begins behind the last id.
+                let _ended = tokio::select! {
                     () = stopped.cancelled() => return,
-                    followed = follow(&format!("{node}{path}"), &mut last, &kept, &sender) => followed,
+                    followed = follow(&url, &mut last, &kept, &sender) => followed,
                 };
-                drop(followed);
             }
         });
         Self { frames, news, stop }

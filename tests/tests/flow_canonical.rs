@@ -34,7 +34,7 @@ async fn check_end(world: &World, view: &Value, starts: usize) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_between_deferral_and_results_lose_nothing() -> Result<()> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let world = World::canonical(database.url(), false).await?;
     let (mut doomed_api, first) = world.node("api", &[], &[]).await?;
     let (_api, second) = world.node("api", &[], &[]).await?;
@@ -72,7 +72,7 @@ async fn kills_between_deferral_and_results_lose_nothing() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_worker_that_comes_back_stores_nothing() -> Result<()> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let world = World::canonical(database.url(), true).await?;
     let (_api, api) = world.node("api", &[], &[]).await?;
     let hold = world.agent.dir().join("go-on");
@@ -106,7 +106,7 @@ async fn a_stopped_worker_that_comes_back_stores_nothing() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drained_worker_hands_its_runs_over_at_once() -> Result<()> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let mut world = World::canonical(database.url(), false).await?;
     // Far longer than the test: whoever waits for an expiry fails.
     world.lease_ttl = 600;

@@ -10,7 +10,7 @@ use holdfast_tests::{
     sse::{Follower, check_dense},
     world::{CANONICAL_ANSWER, World, answer, token},
 };
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::sync::Semaphore;
 
 /// Flows that go on at once: they mostly wait for leases to end.
 const AT_ONCE: usize = 4;
@@ -20,7 +20,7 @@ const MAX_PASSINGS: usize = 12;
 
 /// Plays the flow with a worker that aborts at the `n`-th passing of `point`. Returns whether it did.
 async fn play(point: &'static str, n: usize) -> Result<bool> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let world = World::canonical(database.url(), true).await?;
     let (_api, api) = world.node("api", &[], &[]).await?;
     let crash = format!("{point}:{n}");
@@ -87,25 +87,18 @@ async fn check(world: &World, api: &str, id: uuid::Uuid, view: &serde_json::Valu
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_may_die_anywhere() -> Result<()> {
-    let slots = Arc::new(Semaphore::new(AT_ONCE));
-    let mut points = JoinSet::new();
-    for &point in POINTS {
-        let slots = Arc::clone(&slots);
-        points.spawn(async move {
-            for n in 1..=MAX_PASSINGS {
-                let _slot = slots.acquire().await?;
-                if !play(point, n).await? {
-                    ensure!(n > 1 || point == "run.released", "the flow never passes {point}");
-                    return Ok(n - 1);
-                }
+    let slots = Semaphore::new(AT_ONCE);
+    let points = POINTS.iter().map(async |&point| {
+        for n in 1..=MAX_PASSINGS {
+            let _slot = slots.acquire().await?;
+            if !play(point, n).await? {
+                ensure!(n > 1 || point == "run.released", "the flow never passes {point}");
+                return Ok(n - 1);
             }
-            anyhow::bail!("the flow passes {point} more than {MAX_PASSINGS} times")
-        });
-    }
-    let mut crashes = 0;
-    while let Some(done) = points.join_next().await {
-        crashes += done??;
-    }
+        }
+        anyhow::bail!("the flow passes {point} more than {MAX_PASSINGS} times")
+    });
+    let crashes: usize = futures::future::try_join_all(points).await?.into_iter().sum();
     ensure!(crashes >= POINTS.len(), "only {crashes} crashes");
     Ok(())
 }

@@ -48,7 +48,7 @@ async fn world(url: &str) -> Result<World> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn odd_text_goes_through_message_tool_result_and_event() -> Result<()> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let world = world(database.url()).await?;
     let (_api, api) = world.node("api", &[], &[]).await?;
     let (_worker, _) = world.node("worker", &[], &[]).await?;
@@ -118,7 +118,7 @@ async fn odd_text_goes_through_message_tool_result_and_event() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_text_is_refused_and_leaves_nothing() -> Result<()> {
-    let database = fresh_database().await?;
+    let database = fresh_database().await;
     let world = world(database.url()).await?;
     let (_api, api) = world.node("api", &[], &[]).await?;
     let bodies: [(&str, &[u8]); 5] = [

@@ -84,6 +84,8 @@ async fn every_refusal_is_documented_and_every_reference_leads_somewhere() {
             }
             if method == "post" {
                 wanted.extend(["404", "413", "415", "422"]);
+                let parameters = operation["parameters"].as_array().expect("parameters");
+                assert!(parameters.iter().any(|parameter| parameter["name"] == "Idempotency-Key"), "{path}");
             }
             for status in wanted {
                 assert!(responses.contains_key(status), "{method} {path} lacks {status}");
