@@ -198,6 +198,16 @@ impl Session {
         }
     }
 
+    /// The session without its past: what the next commit needs of it, at a cost that doesn't grow.
+    pub fn at_head(&self) -> Self {
+        Self {
+            left: self.left.clone(),
+            turns: self.turns.last().cloned().into_iter().collect(),
+            calls: self.calls.clone(),
+            ..*self
+        }
+    }
+
     /// The newest turn.
     pub fn head(&self) -> Option<&Turn> {
         self.turns.last().map(|turn| &**turn)

@@ -5,7 +5,7 @@
 
 mod rows;
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
 use deadpool_postgres::Transaction;
@@ -22,8 +22,8 @@ use crate::{
     Store,
     errors::StoreError,
     letters::{
-        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_blobs, insert_events, lock_runs,
-        lock_sessions, plain, take_in,
+        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_events, lock_runs, lock_sessions, plain,
+        take_in,
     },
     retry::against_rivals,
     sql,
@@ -50,6 +50,14 @@ pub struct Commit {
     pub run: RunAfter,
     /// The letter that tells the parent of this session's end, and to whom it goes.
     pub to_parent: Option<(SessionId, Letter)>,
+}
+
+impl Commit {
+    /// The sessions that it locks: its own, and its parent's if that is told.
+    pub(crate) fn touches(&self) -> impl Iterator<Item = SessionId> {
+        let parent = self.to_parent.as_ref().map(|(parent, _)| *parent);
+        std::iter::once(self.session.id).chain(parent)
+    }
 }
 
 /// What a step makes of its run. Ending and parking give way to mail that the step hasn't considered.
@@ -115,12 +123,7 @@ pub async fn commit(
     loop {
         let error = match against_rivals(|| commit_once(store, work)).await {
             Ok(outcome) => {
-                if let Outcome::Stored { .. } = outcome {
-                    store.announce(work.session.id, false);
-                    if let Some((parent, _)) = &work.to_parent {
-                        store.announce(*parent, true);
-                    }
-                }
+                announce(store, work, outcome);
                 return Ok(outcome);
             }
             Err(error) if error.is_unavailable() => error,
@@ -135,6 +138,16 @@ pub async fn commit(
             // Either it is to be sent again, or the database is still away: the loop finds out.
             Ok(None) | Err(StoreError::Unavailable(_)) => {}
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Tells those who watch the session, and its parent's worker, what a commit brought.
+pub(crate) fn announce(store: &Store, work: &Commit, outcome: Outcome) {
+    if let Outcome::Stored { .. } = outcome {
+        store.announce(work.session.id, false);
+        if let Some((parent, _)) = &work.to_parent {
+            store.announce(*parent, true);
         }
     }
 }
@@ -162,117 +175,107 @@ async fn inquire(store: &Store, work: &Commit) -> Result<Option<Outcome>, StoreE
 }
 
 async fn commit_once(store: &Store, work: &Commit) -> Result<Outcome, StoreError> {
+    let outcomes = store_group(store, &[work]).await?;
+    outcomes.into_iter().next().ok_or(StoreError::Rival)
+}
+
+/// A step whose fence held, with what its locked rows make of it.
+struct Member<'a> {
+    work: &'a Commit,
+    before: &'a Locked,
+    /// Whether the run ends or parks, as the step wants.
+    released: bool,
+    status: Status,
+    detail: Option<String>,
+    events: Vec<NewEvent>,
+}
+
+/// Stores steps in one transaction, one statement a table, with an outcome for each. A missed fence is
+/// an outcome. No session may be touched by two of them, as member or as recipient.
+///
+/// # Errors
+/// Any [`StoreError`] means that none of them is known to be stored; [`StoreError::Unavailable`] leaves
+/// the outcome of all unknown.
+pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<Outcome>, StoreError> {
     let mut client = store.client().await?;
     let tx = client.transaction().await?;
     store.at("commit.begun").await;
-    let mut touched = vec![work.session.id];
-    touched.extend(work.to_parent.as_ref().map(|(parent, _)| *parent));
-    let sessions = lock_sessions(&tx, &touched).await?;
-    let Some(before) = sessions.iter().find(|session| session.id == work.session.id) else {
-        return Ok(Outcome::LeaseLost);
-    };
-    if before.deleted || before.version != work.session.version {
-        // A commit that took place although its first answer was lost isn't a lost lease.
-        return Ok(if before.last_commit == Some(work.id) {
-            took_place(&tx, work, before).await?
-        } else {
-            Outcome::LeaseLost
-        });
+    let touched: Vec<SessionId> = works.iter().flat_map(|work| work.touches()).collect();
+    let (sessions, runs) = futures::try_join!(lock_sessions(&tx, &touched), lock_runs(&tx, &touched))?;
+    let sessions: HashMap<SessionId, &Locked> =
+        sessions.iter().map(|session| (session.id, session)).collect();
+    let runs: HashMap<SessionId, &LockedRun> = runs.iter().map(|run| (run.session, run)).collect();
+    let (mut outcomes, mut members) = (Vec::with_capacity(works.len()), Vec::with_capacity(works.len()));
+    for &work in works {
+        let (outcome, member) = fence(work, sessions.get(&work.session.id), runs.get(&work.session.id));
+        outcomes.push(outcome);
+        members.extend(member);
     }
-    let runs = lock_runs(&tx, &touched).await?;
-    let held = runs.iter().find(|run| run.session == work.session.id);
-    let Some(run) = held.filter(|run| run.claimed && run.epoch == work.epoch).copied() else {
-        return Ok(Outcome::LeaseLost);
-    };
-    let released = work.run != RunAfter::Keep && run.wake_seq <= work.session.cursor;
-    write(&tx, work, before, run, released).await?;
-    if released {
-        tell_parent(&tx, work, &sessions, &runs).await?;
+    if members.is_empty() {
+        tx.rollback().await?;
+        return Ok(outcomes);
     }
-    insert_blobs(&tx, &before.owner, &work.blobs).await?;
+    rows::write(&tx, &members).await?;
+    for member in &members {
+        if member.released {
+            tell_parent(&tx, member.work, &sessions, &runs).await?;
+        }
+    }
+    rows::insert_blobs(&tx, &members).await?;
     store.at("commit.written").await;
     tx.commit().await?;
     store.at("commit.done").await;
+    Ok(outcomes)
+}
+
+/// Holds a step against the rows that were locked for it.
+fn fence<'a>(
+    work: &'a Commit,
+    before: Option<&&'a Locked>,
+    run: Option<&&LockedRun>,
+) -> (Outcome, Option<Member<'a>>) {
+    let held = run.filter(|run| run.claimed && run.epoch == work.epoch);
+    let Some(&before) = before.filter(|session| !session.deleted) else { return (Outcome::LeaseLost, None) };
+    if before.last_commit == Some(work.id) {
+        // It took place, although its first answer was lost.
+        let outcome = Outcome::Stored {
+            version: before.version,
+            released: held.is_none(),
+            wake_seq: held.map_or(0, |run| run.wake_seq),
+            mode: held.map_or(Mode::None, |run| run.mode),
+        };
+        return (outcome, None);
+    }
+    let Some(run) = held.filter(|_| before.version == work.session.version) else {
+        return (Outcome::LeaseLost, None);
+    };
+    let released = work.run != RunAfter::Keep && run.wake_seq <= work.session.cursor;
+    let (status, detail) = status_after(work, before, run, released);
+    let detail = detail.map(|detail| plain(detail, DETAIL_LIMIT));
+    let events = events(work, status, detail.as_deref(), run.mode, released);
     let version = work.session.version + 1;
-    Ok(Outcome::Stored { version, released, wake_seq: run.wake_seq, mode: run.mode })
+    let outcome = Outcome::Stored { version, released, wake_seq: run.wake_seq, mode: run.mode };
+    (outcome, Some(Member { work, before, released, status, detail, events }))
 }
 
-async fn took_place(tx: &Transaction<'_>, work: &Commit, before: &Locked) -> Result<Outcome, StoreError> {
-    let runs = lock_runs(tx, &[work.session.id]).await?;
-    let held = runs.first().filter(|run| run.claimed && run.epoch == work.epoch);
-    Ok(Outcome::Stored {
-        version: before.version,
-        released: held.is_none(),
-        wake_seq: held.map_or(0, |run| run.wake_seq),
-        mode: held.map_or(Mode::None, |run| run.mode),
-    })
-}
-
-async fn write(
-    tx: &Transaction<'_>,
-    work: &Commit,
-    before: &Locked,
-    run: LockedRun,
+/// The status that a step leaves: the one that it ends its run with, else what the locked rows say.
+fn status_after<'a>(
+    work: &'a Commit,
+    before: &'a Locked,
+    run: &LockedRun,
     released: bool,
-) -> Result<(), StoreError> {
-    let session = &work.session;
-    let (status, detail) = match &work.run {
+) -> (Status, Option<&'a str>) {
+    match &work.run {
         RunAfter::End { status: Status::Failed, detail: None } if released => {
             (Status::Failed, before.detail.as_deref())
         }
         RunAfter::End { status, detail } if released => (*status, detail.as_deref()),
         _ if run.mode != Mode::None => (Status::Running, None),
-        _ if before.status == Status::Paused && session.hold != Hold::Paused => {
-            (session.implied_status(), None)
+        _ if before.status == Status::Paused && work.session.hold != Hold::Paused => {
+            (work.session.implied_status(), None)
         }
         _ => (before.status, before.detail.as_deref()),
-    };
-    let detail = detail.map(|detail| plain(detail, DETAIL_LIMIT));
-    let detail = detail.as_deref();
-    let hold = session.hold;
-    let events = events(work, status, detail, run.mode, released);
-    let event_seq = before.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-    let left: Vec<i64> = session.left.iter().map(|letter| letter.seq).collect();
-    let update = tx.prepare_cached(sql::COMMIT_SESSION).await?;
-    let stored = tx
-        .execute(
-            &update,
-            &[
-                &session.id.0,
-                &session.version,
-                &work.id,
-                &status.word(),
-                &detail,
-                &hold.word(),
-                &session.length(),
-                &session.cursor,
-                &left,
-                &event_seq,
-                &work.agent_revision,
-            ],
-        )
-        .await?;
-    if stored != 1 {
-        return Err(StoreError::Corrupt("the session's row changed under its lock".to_owned()));
     }
-    rows::insert_turns(tx, work).await?;
-    rows::upsert_calls(tx, work).await?;
-    rows::open_and_close_tokens(tx, work, before).await?;
-    insert_events(tx, session.id, &before.owner, before.event_seq, &events).await?;
-    if released {
-        match &work.run {
-            RunAfter::Keep => {}
-            RunAfter::End { .. } => {
-                let end = tx.prepare_cached(sql::END_RUN).await?;
-                tx.execute(&end, &[&session.id.0, &work.epoch]).await?;
-            }
-            RunAfter::Park { on, until } => {
-                let park = tx.prepare_cached(sql::PARK_RUN).await?;
-                tx.execute(&park, &[&session.id.0, &work.epoch, on, until]).await?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The events of a step: what ended, what the session is now, what begins, and how the run ended.
@@ -313,18 +316,16 @@ fn tool(work: &Commit, call: CallId) -> &str {
 async fn tell_parent(
     tx: &Transaction<'_>,
     work: &Commit,
-    sessions: &[Locked],
-    runs: &[LockedRun],
+    sessions: &HashMap<SessionId, &Locked>,
+    runs: &HashMap<SessionId, &LockedRun>,
 ) -> Result<(), StoreError> {
     let Some((parent, letter)) = &work.to_parent else { return Ok(()) };
-    let Some(recipient) = sessions.iter().find(|session| session.id == *parent && !session.deleted) else {
-        return Ok(());
-    };
+    let Some(recipient) = sessions.get(parent).filter(|session| !session.deleted) else { return Ok(()) };
     let known = tx.prepare_cached(sql::FIND_MAIL).await?;
     if tx.query_opt(&known, &[&parent.0, &letter.id.0]).await?.is_some() {
         return Ok(());
     }
-    let run = runs.iter().find(|run| run.session == *parent);
+    let run = runs.get(parent).copied();
     take_in(tx, recipient, run, vec![letter.clone()], Ask::GoOn, None).await.map(|_| ())
 }
 
@@ -361,7 +362,7 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
     tx.execute(&update, &[&id.0, &Uuid::now_v7(), &detail, &event_seq]).await?;
     insert_events(&tx, id, &before.owner, before.event_seq, &events).await?;
     let end = tx.prepare_cached(sql::END_RUN).await?;
-    tx.execute(&end, &[&id.0, &epoch]).await?;
+    tx.execute(&end, &[&vec![id.0], &vec![epoch]]).await?;
     tx.commit().await?;
     Ok(true)
 }

@@ -1,7 +1,7 @@
 //! The only SQL of Holdfast.
 //!
 //! Clients' commands come in through [`accept`] and [`settle`]; workers take runs with [`claim`],
-//! read sessions with [`load`] and store steps with [`commit`]; clients read through [`sessions`],
+//! read sessions with [`load`] and store steps with [`commit`], in [`group`]s; clients read through [`sessions`],
 //! [`history`] and [`feed`]; schedulers run the [`passes`]. Locks are taken in one order everywhere:
 //! sessions by id, then runs by id, then continuations and blobs by key.
 
@@ -15,6 +15,7 @@ pub mod embedded;
 pub mod errors;
 pub mod feed;
 pub mod gate;
+pub mod group;
 pub mod history;
 pub mod idempotency;
 pub mod install;

@@ -4,6 +4,7 @@
 //! Prints ratios and exits with 1 if a ratio is above 1.3.
 
 use std::{
+    io::Write as _,
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, Mutex},
@@ -122,19 +123,21 @@ async fn main() -> Result<ExitCode> {
     let window = loops.len() / 5;
     let (early, late) = (&loops[5..5 + window], &loops[loops.len() - window..]);
     let (time, bytes) = (ratio(early, late, |mark| mark.0), ratio(early, late, |mark| mark.1));
-    println!("loops {} (of two turns and two commits)", loops.len());
-    println!("ms per loop    early {:.2}  late {:.2}  ratio {:.2}", time.0, time.1, time.2);
-    println!("WAL per loop   early {:.0}  late {:.0}  ratio {:.2}", bytes.0, bytes.1, bytes.2);
+    let mut out = std::io::stdout();
+    writeln!(out, "loops {} (of two turns and two commits)", loops.len())?;
+    writeln!(out, "ms per loop    early {:.3}  late {:.3}  ratio {:.2}", time.0, time.1, time.2)?;
+    writeln!(out, "WAL per loop   early {:.0}  late {:.0}  ratio {:.2}", bytes.0, bytes.1, bytes.2)?;
     Ok(if time.2 <= LIMIT && bytes.2 <= LIMIT { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn ratio(early: &[(f64, f64)], late: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64) -> (f64, f64, f64) {
-    let median = |marks: &[(f64, f64)]| {
+    let quartile = |marks: &[(f64, f64)]| {
         let mut values: Vec<f64> = marks.iter().map(pick).collect();
         values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
+        // Others share these cores: the lower quartile is what the work itself takes.
+        values[values.len() / 4]
     };
-    let (early, late) = (median(early), median(late));
+    let (early, late) = (quartile(early), quartile(late));
     (early, late, late / early)
 }
 

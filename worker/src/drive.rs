@@ -15,7 +15,7 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     StoreError,
-    commit::{self, Commit, Outcome, RunAfter},
+    commit::{Commit, Outcome, RunAfter},
     letters::Letter,
     load::{self, Loaded},
 };
@@ -190,7 +190,7 @@ impl Driver<'_> {
             epoch: self.slot.lease.epoch,
             agent: self.slot.lease.agent.clone(),
             agent_revision: self.agent.revision.clone(),
-            session: self.session.clone(),
+            session: self.session.at_head(),
             happened: std::mem::take(&mut self.happened),
             blobs: std::mem::take(&mut self.blobs),
             run,
@@ -199,11 +199,12 @@ impl Driver<'_> {
         let began = Instant::now();
         self.shared.store.at("commit.before").await;
         let span = tracing::info_span!("commit");
-        self.slot.releasing(work.run != RunAfter::Keep);
-        let outcome = commit::commit(&self.shared.store, &work, self.slot.until()).instrument(span).await;
+        let keeps = work.run == RunAfter::Keep;
+        self.slot.releasing(!keeps);
+        let outcome = self.shared.committer.commit(work, self.slot.until()).instrument(span).await;
         metrics::committed(began.elapsed());
         match outcome {
-            Ok(Outcome::Stored { released: true, .. }) if work.run == RunAfter::Keep => Err(Gone::LeaseLost),
+            Ok(Outcome::Stored { released: true, .. }) if keeps => Err(Gone::LeaseLost),
             Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
                 self.slot.releasing(released);
                 self.session.version = version;

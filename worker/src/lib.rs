@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 
 use apalis::prelude::{ParallelizeExt, WorkerBuilder};
 use holdfast_engine::ids::WorkerId;
-use holdfast_store::{Store, StoreError, listen::Listener, workers};
+use holdfast_store::{Store, StoreError, group::Committer, listen::Listener, workers};
 use holdfast_tools::LoadedAgent;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -85,6 +85,7 @@ pub enum WorkerError {
 pub(crate) struct Shared {
     pub(crate) id: WorkerId,
     pub(crate) store: Store,
+    pub(crate) committer: Committer,
     pub(crate) roster: Roster,
     pub(crate) keys: ApiKeys,
     pub(crate) model: Arc<dyn ModelClient>,
@@ -131,6 +132,7 @@ pub async fn run_with(
     let slots = config.slots.max(1);
     let shared = Arc::new(Shared {
         id: WorkerId(Uuid::now_v7()),
+        committer: Committer::start(store.clone()),
         store,
         roster: Roster::new(config.agents),
         keys: config.keys,

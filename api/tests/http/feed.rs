@@ -35,8 +35,11 @@ async fn the_feed_is_followed_and_replayed_from_every_place() {
     let id = node.create(json!({"prompt": "x"})).await;
     drive(&node.store, vec![says("y")]).await;
     let whole = frames.until("run.stopped").await;
-    assert_eq!(kinds(&whole)[..2], ["session.created", "mail.accepted"]);
-    assert!(whole.iter().all(|frame| frame.data["session_id"] == json!(id)));
+    // A transaction elsewhere in the cluster may have held back events that the snapshot shows already.
+    let own: Vec<Frame> =
+        whole.iter().filter(|frame| frame.data["session_id"] == json!(id)).cloned().collect();
+    assert_eq!(kinds(&own)[..2], ["session.created", "mail.accepted"]);
+    assert!(whole.iter().all(|frame| [json!(id), json!(before)].contains(&frame.data["session_id"])));
     let updated: Vec<&Frame> = whole.iter().filter(|frame| frame.event == "session.updated").collect();
     assert_eq!(updated.last().expect("an update").data["head_turn"]["contents"]["llmResponse"], "y");
 
