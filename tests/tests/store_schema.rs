@@ -121,7 +121,7 @@ async fn lookups_by_key_stay_lookups() {
         ("lock_run", ids.to_owned()),
         ("read_commit", id.to_owned()),
         ("load_session", id.to_owned()),
-        ("end_run", format!("{id}, 1")),
+        ("end_run", format!("{ids}, ARRAY[1, 2]::bigint[]")),
         ("park_run", format!("{id}, 1, 'x', NULL")),
         ("lock_tree", id.to_owned()),
         ("run_in_tree", format!("{id}, {ids}")),
