@@ -114,10 +114,9 @@ async fn create_once(
         &[&new.id.0, &new.owner, &new.agent, &revision, &parent, &parent_call, &root, &new.priority, &labels],
     )
     .await?;
-    let mut session = lock_own(&tx, new.id, None).await?;
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    insert_events(&tx, new.id, &new.owner, 0, &[created]).await?;
-    session.event_seq = 1;
+    let created = [created];
+    let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner) };
     let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();
     let ask = match new.run {
         _ if letters.is_empty() => Ask::Nothing,
@@ -125,9 +124,12 @@ async fn create_once(
         Mode::None => Ask::Fold,
         mode => Ask::Run(mode),
     };
-    take_in(&tx, &session, None, letters, ask, caller.traceparent.as_deref()).await?;
     let blobs = new.message.as_ref().map_or(&[][..], |message| &message.blobs);
-    insert_blobs(&tx, &new.owner, blobs).await?;
+    futures::try_join!(
+        insert_events(&tx, new.id, &new.owner, 0, &created),
+        take_in(&tx, &session, None, letters, ask, caller.traceparent.as_deref()),
+        insert_blobs(&tx, &new.owner, blobs),
+    )?;
     tx.commit().await?;
     Ok(Done::Now(new.id))
 }

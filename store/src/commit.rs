@@ -221,7 +221,6 @@ pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<
             tell_parent(&tx, member.work, &sessions, &runs).await?;
         }
     }
-    rows::insert_blobs(&tx, &members).await?;
     store.at("commit.written").await;
     tx.commit().await?;
     store.at("commit.done").await;

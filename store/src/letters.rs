@@ -72,6 +72,27 @@ pub(crate) struct Locked {
     pub(crate) deleted: bool,
 }
 
+impl Locked {
+    /// The row of a session that this transaction has just inserted.
+    pub(crate) fn fresh(id: SessionId, owner: &str) -> Self {
+        Self {
+            id,
+            owner: owner.to_owned(),
+            status: Status::Ready,
+            detail: None,
+            hold: Hold::None,
+            version: 1,
+            last_commit: None,
+            turns: 0,
+            mail_seq: 0,
+            mail_cursor: 0,
+            left: 0,
+            event_seq: 0,
+            deleted: false,
+        }
+    }
+}
+
 /// A run's row, locked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LockedRun {
@@ -222,14 +243,23 @@ pub(crate) async fn take_in(
         events.push(NewEvent::new("run.started", &json!({"mode": mode.word()})));
     }
     let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-    let update = tx.prepare_cached(sql::ACCEPT_SESSION).await?;
-    tx.execute(&update, &[&session.id.0, &mail_seq, &event_seq, &status.word(), &starts]).await?;
-    insert_letters(tx, session.id, session.mail_seq, &letters, mode.is_some()).await?;
-    insert_events(tx, session.id, &session.owner, session.event_seq, &events).await?;
-    if let Some(mode) = mode {
-        let wake = tx.prepare_cached(sql::WAKE_RUN).await?;
-        tx.execute(&wake, &[&session.id.0, &mode.word(), &mail_seq, &traceparent]).await?;
-    }
+    let update = async {
+        let statement = tx.prepare_cached(sql::ACCEPT_SESSION).await?;
+        let status = status.word();
+        Ok(tx.execute(&statement, &[&session.id.0, &mail_seq, &event_seq, &status, &starts]).await?)
+    };
+    let wake = async {
+        let Some(mode) = mode else { return Ok(0) };
+        let statement = tx.prepare_cached(sql::WAKE_RUN).await?;
+        Ok(tx.execute(&statement, &[&session.id.0, &mode.word(), &mail_seq, &traceparent]).await?)
+    };
+    // Sent without waiting for one another: they touch different tables.
+    futures::try_join!(
+        update,
+        insert_letters(tx, session.id, session.mail_seq, &letters, mode.is_some()),
+        insert_events(tx, session.id, &session.owner, session.event_seq, &events),
+        wake,
+    )?;
     Ok(Taken { first_seq: session.mail_seq + 1 + lifted })
 }
 

@@ -46,26 +46,25 @@ pub struct Loaded {
 /// # Errors
 /// [`StoreError::UnknownSession`]; [`StoreError::Corrupt`] if this build can't read what is stored.
 pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
+    type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
     let client = store.client().await?;
-    let head = client.prepare_cached(sql::LOAD_SESSION).await?;
-    let row = client.query_opt(&head, &[&id.0]).await?.ok_or(StoreError::UnknownSession)?;
+    let read = async |statement: &str, parameters: Parameters<'_>| {
+        let statement = client.prepare_cached(statement).await?;
+        client.query(&statement, parameters).await
+    };
+    let (of_session, of_turns): (Parameters<'_>, Parameters<'_>) = (&[&id.0], &[&id.0, &0_i64]);
+    let (head, turns, calls, mail) = futures::try_join!(
+        read(sql::LOAD_SESSION, of_session),
+        read(sql::LOAD_TURNS, of_turns),
+        read(sql::LOAD_CALLS, of_session),
+        read(sql::LOAD_UNREAD, of_session),
+    )?;
+    let mode = read_mode(&client, id).await?;
+    let row = head.first().ok_or(StoreError::UnknownSession)?;
     if row.try_get::<_, bool>("deleted")? {
         return Err(StoreError::UnknownSession);
     }
-    let turns = client.prepare_cached(sql::LOAD_TURNS).await?;
-    let calls = client.prepare_cached(sql::LOAD_CALLS).await?;
-    let mail = client.prepare_cached(sql::LOAD_MAIL).await?;
     let cursor: i64 = row.try_get("mail_cursor")?;
-    let left: Vec<i64> = row.try_get("mail_left")?;
-    type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
-    let (of_turns, of_calls): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &0_i64], &[&id.0]);
-    let of_mail: Parameters<'_> = &[&id.0, &cursor, &left];
-    let (turns, calls, mail) = futures::try_join!(
-        client.query(&turns, of_turns),
-        client.query(&calls, of_calls),
-        client.query(&mail, of_mail),
-    )?;
-    let mode = read_mode(&client, id).await?;
     let letters: Vec<Envelope> = mail.iter().map(envelope).collect::<Result<_, _>>()?;
     let (inbox, waiting): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.seq > cursor);
     let (status, hold): (&str, &str) = (row.try_get("status")?, row.try_get("hold")?);
@@ -114,8 +113,7 @@ pub async fn mail_above(
 ) -> Result<(Vec<Envelope>, Option<Mode>), StoreError> {
     let client = store.client().await?;
     let statement = client.prepare_cached(sql::LOAD_MAIL).await?;
-    let none: Vec<i64> = Vec::new();
-    let rows = client.query(&statement, &[&id.0, &cursor, &none]).await?;
+    let rows = client.query(&statement, &[&id.0, &cursor]).await?;
     let mode = read_mode(&client, id).await?;
     Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, mode))
 }

@@ -38,6 +38,7 @@ statements! {
     LOAD_SESSION = "load_session",
     LOAD_TURNS = "load_turns",
     LOAD_CALLS = "load_calls",
+    LOAD_UNREAD = "load_unread",
     LOAD_MAIL = "load_mail",
     LOAD_MODE = "load_mode",
     LOAD_BLOBS = "load_blobs",

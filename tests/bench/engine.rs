@@ -2,7 +2,8 @@
 //! concurrencies, beside the raw limit of the same server in the same run (one fenced statement per
 //! step, and 32 of them in one transaction).
 //!
-//! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench-engine [SESSIONS]`.
+//! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench-engine [SESSIONS]
+//! [--statements]`; the latter says where the server's time went.
 
 mod rig;
 
@@ -19,7 +20,10 @@ const RAW_SECONDS: u64 = 3;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let sessions: usize = std::env::args().nth(1).map_or(Ok(1000), |text| text.parse())?;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let ask_server = arguments.iter().any(|argument| argument == "--statements");
+    let sessions: usize =
+        arguments.iter().find(|argument| !argument.starts_with('-')).map_or(Ok(1000), |text| text.parse())?;
     let rig = rig::Rig::start().await?;
     let mut out = std::io::stdout();
     let single = raw(&rig, 1).await?;
@@ -57,6 +61,9 @@ async fn main() -> Result<()> {
             wal / steps,
             steps / seconds / single,
         )?;
+        if ask_server {
+            statements(&rig, steps, &mut out).await?;
+        }
     }
     Ok(())
 }
@@ -94,4 +101,30 @@ async fn raw(rig: &rig::Rig, batch: i32) -> Result<f64> {
     });
     let steps: u64 = futures::future::try_join_all(clients).await?.into_iter().sum();
     Ok(steps as f64 / RAW_SECONDS as f64)
+}
+
+/// Where the server's time went since the last call: the costliest statements, per `steps` steps.
+async fn statements(rig: &rig::Rig, steps: f64, out: &mut impl std::io::Write) -> Result<()> {
+    let sql = rig.connect().await?;
+    sql.batch_execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements").await?;
+    let rows = sql
+        .query(
+            "SELECT left(regexp_replace(regexp_replace(query, '--[^\n]*', '', 'g'), '\\s+', ' ', 'g'), 70), calls, total_exec_time * 1000, rows
+             FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+             ORDER BY total_exec_time DESC LIMIT 14",
+            &[],
+        )
+        .await?;
+    for row in &rows {
+        let (query, calls, micros, returned): (String, i64, f64, i64) =
+            (row.get(0), row.get(1), row.get(2), row.get(3));
+        writeln!(
+            out,
+            "    {:>7.1} µs/step {:>7.1} µs/call {calls:>7} calls {returned:>8} rows  {query}",
+            micros / steps,
+            micros / calls as f64
+        )?;
+    }
+    sql.batch_execute("SELECT pg_stat_statements_reset()").await?;
+    Ok(())
 }

@@ -52,6 +52,8 @@ impl Rig {
             ("checkpoint_timeout", "1h"),
             ("max_wal_size", "8GB"),
             ("shared_buffers", "512MB"),
+            ("shared_preload_libraries", "pg_stat_statements"),
+            ("track_io_timing", "off"),
         ];
         let cluster = Cluster::start(EmbeddedOptions {
             data_dir: PathBuf::from(dir.path()),

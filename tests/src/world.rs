@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_cli::scripted_model::{Script, serve};
+use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -23,6 +24,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+
+pub use rustix::process::Signal;
 
 /// How long anything in a test may take before it counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -158,15 +161,13 @@ impl Node {
         self.log.lock().map(|lines| lines.join("\n")).unwrap_or_default()
     }
 
-    /// Sends it a signal, such as `KILL`.
+    /// Sends it a signal.
     ///
     /// # Errors
     /// If there is no such process any more.
-    pub fn signal(&self, name: &str) -> Result<()> {
-        let status =
-            std::process::Command::new("kill").arg(format!("-{name}")).arg(self.pid.to_string()).status()?;
-        ensure!(status.success(), "kill -{name} {} failed", self.pid);
-        Ok(())
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no process id")?;
+        Ok(kill_process(pid, signal)?)
     }
 
     /// Kills it with SIGKILL and waits for its end.

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use holdfast_tests::{
     cluster::fresh_database,
     sse::{Follower, check_dense},
-    world::{CANONICAL_ANSWER, World, answer, token},
+    world::{CANONICAL_ANSWER, Signal, World, answer, token},
 };
 use serde_json::Value;
 
@@ -87,11 +87,11 @@ async fn a_stopped_worker_that_comes_back_stores_nothing() -> Result<()> {
         }
     });
     started.await?;
-    frozen.signal("STOP")?;
+    frozen.signal(Signal::STOP)?;
     let (_worker, _) = world.node("worker", &[], &[]).await?;
     let waiting = world.until(&api, id, "waiting_external").await?;
     std::fs::write(&hold, "")?;
-    frozen.signal("CONT")?;
+    frozen.signal(Signal::CONT)?;
     world.complete(&api, &token(&waiting, "fetch_remote_a")?, "A", false).await?;
     let view = world.complete(&api, &token(&waiting, "fetch_remote_b")?, "B", true).await?;
     check_end(&world, &view, 2).await?;
@@ -117,7 +117,7 @@ async fn a_drained_worker_hands_its_runs_over_at_once() -> Result<()> {
         world.node("worker", &["--shutdown-grace", "1"], &[("HOLDFAST_PAUSE_AT", pause.as_str())]).await?;
     let id = world.create(&api).await?;
     world.until(&api, id, "running").await?;
-    leaving.signal("TERM")?;
+    leaving.signal(Signal::TERM)?;
     ensure!(leaving.ended().await?.success(), "{}", leaving.log_text());
     let (_worker, _) = world.node("worker", &[], &[]).await?;
     world.until(&api, id, "waiting_external").await?;

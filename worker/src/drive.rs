@@ -1,11 +1,11 @@
 //! One lease, driven: load, decide, effect, decide, commit, until the run has ended.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use chrono::Utc;
 use holdfast_engine::{
     agent::Agent,
-    content::Blob,
+    content::{Blob, Digest},
     decide::{self, Context, Decision, Mode, Next, Run, Start},
     ids::{CallId, MailId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
@@ -51,6 +51,8 @@ struct Driver<'a> {
     before: Status,
     happened: Vec<Event>,
     blobs: Vec<Blob>,
+    /// Blobs that this run has stored: the prompt and the tools stand in every user turn.
+    stored: HashSet<Digest>,
     running: Running,
     fetched: Fetched,
 }
@@ -80,6 +82,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         before,
         happened: Vec::new(),
         blobs: Vec::new(),
+        stored: HashSet::new(),
         running: Running::default(),
         fetched: Fetched::default(),
     };
@@ -166,7 +169,8 @@ impl Driver<'_> {
         self.inbox.clear();
         self.happened.extend(events);
         for blob in blobs {
-            if !self.blobs.iter().any(|known| known.digest == blob.digest) {
+            let known = self.stored.contains(&blob.digest);
+            if !known && !self.blobs.iter().any(|other| other.digest == blob.digest) {
                 self.blobs.push(blob);
             }
         }
@@ -199,6 +203,7 @@ impl Driver<'_> {
         let began = Instant::now();
         self.shared.store.at("commit.before").await;
         let span = tracing::info_span!("commit");
+        let brought: Vec<Digest> = work.blobs.iter().map(|blob| blob.digest).collect();
         let keeps = work.run == RunAfter::Keep;
         self.slot.releasing(!keeps);
         let outcome = self.shared.committer.commit(work, self.slot.until()).instrument(span).await;
@@ -207,6 +212,7 @@ impl Driver<'_> {
             Ok(Outcome::Stored { released: true, .. }) if keeps => Err(Gone::LeaseLost),
             Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
                 self.slot.releasing(released);
+                self.stored.extend(brought);
                 self.session.version = version;
                 self.run.mode = mode;
                 if !released && wake_seq > self.session.cursor {

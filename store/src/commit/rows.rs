@@ -27,6 +27,7 @@ pub(super) async fn write(tx: &Transaction<'_>, members: &[Member<'_>]) -> Resul
         open_tokens(tx, members),
         insert_events(tx, members),
         end_runs(tx, members),
+        insert_blobs(tx, members),
     )?;
     close_tokens(tx, members).await?;
     park_runs(tx, members).await
@@ -278,7 +279,7 @@ async fn park_runs(tx: &Transaction<'_>, members: &[Member<'_>]) -> Result<(), S
 }
 
 /// Stores the members' blobs that aren't there yet.
-pub(super) async fn insert_blobs(tx: &Transaction<'_>, members: &[Member<'_>]) -> Result<(), StoreError> {
+async fn insert_blobs(tx: &Transaction<'_>, members: &[Member<'_>]) -> Result<(), StoreError> {
     let blobs: Vec<(&str, &Blob)> = members
         .iter()
         .flat_map(|member| member.work.blobs.iter().map(|blob| (member.before.owner.as_str(), blob)))

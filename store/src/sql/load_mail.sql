@@ -1,2 +1,2 @@
 SELECT id, seq, sender, priority, hops, body, sent_at
-FROM mail WHERE session_id = $1 AND (seq > $2 OR seq = ANY($3)) ORDER BY seq
+FROM mail WHERE session_id = $1 AND seq > $2 ORDER BY seq
