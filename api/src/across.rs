@@ -74,22 +74,18 @@ pub(crate) async fn stream(
     headers: HeaderMap,
 ) -> Answer<Response> {
     let owner = scope(&api, &who, query.scope.unwrap_or_default())?;
-    let last = headers.get("last-event-id").map(|last| last.to_str().unwrap_or("?").to_owned());
-    let last = last.or(query.after).filter(|last| !last.is_empty());
+    let last = last(&headers, query.after.as_deref())?;
     let mut ticks = api.hub.ticks();
     ticks.mark_unchanged();
     let now = feed::now(&api.store).await?;
-    let reached = match last.as_deref().map(parse) {
-        None => None,
-        Some(Some(place)) if place.feed == now.feed && feed::reaches(&api.store, place).await? => {
-            Some(Some(place))
-        }
-        Some(_) => Some(None),
-    };
-    let (replay, place) = match reached {
+    let (replay, place) = match last {
         None => (Replay::Live, now),
-        Some(None) => (Replay::Unavailable, now),
-        Some(Some(place)) => (Replay::Replayed, place),
+        Some(Some(place))
+            if place.feed == now.feed && feed::reaches(&api.store, owner.as_deref(), place).await? =>
+        {
+            (Replay::Replayed, place)
+        }
+        Some(_) => (Replay::Unavailable, now),
     };
     let first = match replay {
         Replay::Replayed => None,
@@ -107,6 +103,16 @@ pub(crate) async fn stream(
         api,
     };
     Ok(sse::response(replay, stream))
+}
+
+/// Where a client says that it was: at no event yet, or at one; none if no feed has such a one.
+fn last(headers: &HeaderMap, after: Option<&str>) -> Answer<Option<Option<Place>>> {
+    if let Some(last) = headers.get("last-event-id") {
+        let last = last.to_str().map_or("?", str::trim);
+        return Ok((!last.is_empty()).then(|| parse(last)));
+    }
+    let malformed = || ApiError::bad_request("after must be the id of an event");
+    after.map(|text| parse(text).map(Some).ok_or_else(malformed)).transpose()
 }
 
 /// Whose events are shown: an owner's, or with `None` everybody's.
@@ -137,7 +143,7 @@ fn id(place: Place) -> String {
 }
 
 fn parse(text: &str) -> Option<Place> {
-    let mut parts = text.trim().split('.');
+    let mut parts = text.split('.');
     let mut next = || parts.next();
     let place = Place {
         feed: next()?.parse::<Uuid>().ok()?,
@@ -145,7 +151,8 @@ fn parse(text: &str) -> Option<Place> {
         session: next()?.parse::<Uuid>().ok()?,
         seq: next()?.parse().ok().filter(|seq| *seq >= 0)?,
     };
-    next().is_none().then_some(place)
+    // Only as it was sent: no signs, no other ways to write an id.
+    (id(place) == text).then_some(place)
 }
 
 struct FeedStream {
@@ -219,7 +226,12 @@ mod tests {
     fn places_come_back_and_others_are_none() {
         let place = Place { feed: Uuid::now_v7(), xid: 77, session: Uuid::now_v7(), seq: 3 };
         assert_eq!(parse(&id(place)), Some(place));
-        for bad in ["", "7", "a.b.c.d", &format!("{}.1", id(place)), &id(place).replace("77", "-77")] {
+        let good = Place { feed: Uuid::nil(), xid: 77, session: Uuid::nil(), seq: 3 };
+        let other = |from: &str, to: &str| id(good).replace(from, to);
+        let hyphens = other(&Uuid::nil().simple().to_string(), &Uuid::nil().to_string());
+        for bad in
+            ["", "7", "a.b.c.d", &other(".3", ".3.1"), &other("77", "-77"), &other("77", "+77"), &hyphens]
+        {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

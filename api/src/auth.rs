@@ -1,6 +1,7 @@
 //! Who asks: bearer tokens from a file, each an owner's.
 
 use std::{
+    collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError, RwLock},
@@ -121,6 +122,14 @@ fn read(path: &Path) -> Result<Vec<Known>, TokensError> {
             known(entry).map_err(|problem| malformed(format!("token {number}: {problem}")))
         })
         .collect::<Result<_, _>>()?;
+    let mut numbers = HashMap::new();
+    for (number, entry) in (1_usize..).zip(&known) {
+        if let Some(before) = numbers.insert(entry.digest, number) {
+            return Err(malformed(format!(
+                "token {number} is token {before} again: each stands for one owner"
+            )));
+        }
+    }
     if known.is_empty() {
         return Err(malformed("it names no token, so nobody could ask for anything".to_owned()));
     }
@@ -291,6 +300,10 @@ mod tests {
         assert_eq!(tokens.owner("two").as_deref(), Some("b"));
         assert_eq!(tokens.owner("three"), None);
 
+        let secret = holdfast_engine::content::Digest::of(b"secret-token");
+        let twice = format!(
+            r#"{{"tokens": [{{"owner": "a", "token": "secret-token"}}, {{"owner": "b", "sha256": "{secret}"}}]}}"#
+        );
         let bad = [
             r#"{"tokens": []}"#,
             r#"{"tokens": [{"owner": "a"}]}"#,
@@ -299,6 +312,8 @@ mod tests {
             r#"{"tokens": [{"owner": "a", "token": "secret-token", "sha256": "00"}]}"#,
             r#"{"tokens": [{"owner": "a", "sha256": "secret-token"}]}"#,
             r#"{"tokens": ["secret-token"]}"#,
+            r#"{"tokens": [{"owner": "a", "token": "secret-token"}, {"owner": "b", "token": "secret-token"}]}"#,
+            &twice,
             "secret-token",
         ];
         for text in bad {

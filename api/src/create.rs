@@ -27,7 +27,7 @@ use crate::{
     auth::Who,
     describe::PostErrors,
     error::{Answer, ApiError, ErrorBody},
-    extract::{Asked, KeyHeader, Posted, SessionPath, Waiting},
+    extract::{Asked, KeyHeader, Posted, SessionPath, Waiting, objects},
     limits,
     runs::{repeated, show},
     state::{Shared, to_the_end},
@@ -80,13 +80,14 @@ pub(crate) struct CreateBody {
     agent: String,
     /// The first message. Without it and without media the session is `ready` and nothing runs.
     prompt: Option<String>,
+    #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 64)]
     media: Option<Vec<MediaBody>>,
     /// `until_blocked` unless given.
     run: Option<RunMode>,
     /// The session that it belongs to.
     parent: Option<String>,
-    /// At most 64, for finding it.
+    /// At most 64, for finding it; keys hold neither `:` nor NUL.
     labels: Option<BTreeMap<String, String>>,
     /// -100 to 100; higher ones run first among their owner's.
     #[schema(minimum = -100, maximum = 100)]
@@ -99,6 +100,7 @@ pub(crate) struct CreateBody {
 pub(crate) struct MessageBody {
     /// What is said; may be missing or empty if there is media.
     prompt: Option<String>,
+    #[serde(default, deserialize_with = "objects")]
     #[schema(max_items = 64)]
     media: Option<Vec<MediaBody>>,
     /// `until_blocked` unless given.
@@ -144,7 +146,7 @@ fn new_session(body: CreateBody, owner: &Arc<str>) -> Answer<NewSession> {
         return Err(ApiError::bad_request("agent must not contain NUL"));
     }
     if agent.len() > limits::SLUG {
-        return Err(ApiError::unknown_agent(""));
+        return Err(ApiError::unknown_agent(&agent));
     }
     let priority = priority.unwrap_or(0);
     if !limits::PRIORITY.contains(&priority) {
@@ -169,11 +171,14 @@ fn checked_labels(labels: BTreeMap<String, String>) -> Answer<BTreeMap<String, S
         return Err(ApiError::bad_request(format!("at most {} labels", limits::LABELS)));
     }
     let fits = |(key, value): (&String, &String)| {
-        (1..=limits::LABEL_KEY).contains(&key.len()) && value.len() <= limits::LABEL_VALUE
+        // A filter names them as `key:value`.
+        let plain = !key.contains([':', '\0']);
+        plain && (1..=limits::LABEL_KEY).contains(&key.len()) && value.len() <= limits::LABEL_VALUE
     };
     if !labels.iter().all(fits) {
         let (key, value) = (limits::LABEL_KEY, limits::LABEL_VALUE);
-        let message = format!("a label's key must be 1 to {key} bytes, its value at most {value}");
+        let message =
+            format!("a label's key must be 1 to {key} bytes without ':' and NUL, its value at most {value}");
         return Err(ApiError::bad_request(message));
     }
     Ok(labels)

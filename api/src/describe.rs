@@ -20,7 +20,7 @@ const OWN: &[(&str, &str)] = &[
 ];
 const POSTED: &[(&str, &str)] = &[
     ("413", "`payload_too_large`: the message names the limit."),
-    ("415", "`unsupported_media_type`: bodies are JSON."),
+    ("415", "`unsupported_media_type`: bodies are JSON, and not encoded otherwise."),
     ("422", "`idempotency_mismatch`: the key was used with another method, path or body."),
 ];
 

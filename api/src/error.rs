@@ -9,6 +9,8 @@ use holdfast_store::StoreError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::limits;
+
 /// What a refused request is answered with.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ErrorBody {
@@ -70,7 +72,15 @@ impl ApiError {
     }
 
     pub(crate) fn unknown_agent(slug: &str) -> Self {
-        let message = format!("there is no agent named {slug:?}");
+        // What a path or a body names may be anything.
+        let mut shown: String = slug.chars().take(limits::SLUG).collect();
+        if shown.len() < slug.len() {
+            shown.push('…');
+        }
+        let message = match shown.as_str() {
+            "" => "there is no such agent".to_owned(),
+            shown => format!("there is no agent named {shown:?}"),
+        };
         Self::new(StatusCode::NOT_FOUND, "unknown_agent", message)
     }
 
@@ -86,6 +96,11 @@ impl ApiError {
 
     pub(crate) fn unsupported_media_type() -> Self {
         let message = "the body has to be JSON: send Content-Type: application/json";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    pub(crate) fn unsupported_encoding() -> Self {
+        let message = "the body has to be sent as it is, without Content-Encoding";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 

@@ -40,6 +40,9 @@ pub(crate) struct EventsQuery {
 }
 
 /// A session's events as they happen, and those since the last one that the client saw.
+///
+/// A `text.delta` has the `position` of the turn that is being written and an `index` that counts from 0 in
+/// each request to the model; it is sent neither twice nor after that turn.
 #[utoipa::path(get, path = "/v1/sessions/{id}/events", tag = "events",
     params(("id" = String, Path, description = "The session."), EventsQuery,
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that the client saw.")),
@@ -76,12 +79,14 @@ pub(crate) async fn stream(
         Replay::Replayed => None,
         Replay::Live | Replay::Unavailable => Some(frame(None, "snapshot", &snapshot(&row)?)),
     };
+    let head = if after == row.event_seq { row.turns } else { 0 };
     let counted = Counted::up(&api.metrics.streams, limits::STREAMS)?;
     let stream = SessionStream {
         id,
         watch,
         first,
         after,
+        head,
         queue: queue.into(),
         renderer: Renderer::knowing(row),
         ended: false,
@@ -103,7 +108,9 @@ enum Place {
 }
 
 fn place(headers: &HeaderMap, after: Option<&str>) -> Answer<Place> {
-    let number = |text: &str| text.parse::<i64>().ok().filter(|number| *number >= 0);
+    // Only as it was sent: no sign, no blanks.
+    let number =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten();
     if let Some(last) = headers.get("last-event-id") {
         let last = last.to_str().ok().map(str::trim);
         return Ok(match last {
@@ -126,6 +133,8 @@ struct SessionStream {
     first: Option<Bytes>,
     /// The last event that was sent.
     after: i64,
+    /// Position of the newest turn that the client knows of, as far as this stream can tell.
+    head: i64,
     queue: VecDeque<EventRow>,
     renderer: Renderer,
     ended: bool,
@@ -186,6 +195,7 @@ impl SessionStream {
             }
         };
         self.after = event.seq;
+        self.head = self.head.max(head(&event));
         self.ended = event.kind == "session.deleted";
         Ok(Woken::Frame(frame(Some(&event.seq.to_string()), &event.kind, &data)))
     }
@@ -216,7 +226,7 @@ impl SessionStream {
                     Ok(Seen::At(pulse)) if pulse.deleted => return Woken::End,
                     Ok(Seen::Gone) => return Woken::End,
                     Ok(Seen::At(_) | Seen::Nowhere) => {}
-                    Err(delta) => if let Some(frame) = text_delta(&delta) {
+                    Err(delta) => if let Some(frame) = text_delta(&delta, self.head) {
                         return Woken::Frame(frame);
                     },
                 },
@@ -227,9 +237,24 @@ impl SessionStream {
     }
 }
 
-/// A piece of an answer that is being written; it has no place in the stream and isn't replayed.
-fn text_delta(delta: &Arc<str>) -> Option<Bytes> {
+/// Position of the turn that an event shows; 0 if it shows none.
+fn head(event: &EventRow) -> i64 {
+    #[derive(Deserialize)]
+    struct Updated {
+        head: Option<i64>,
+    }
+    let updated = event.kind == "session.updated";
+    let body = updated.then(|| serde_json::from_str::<Updated>(&event.body).ok()).flatten();
+    body.and_then(|body| body.head).unwrap_or(0)
+}
+
+/// A piece of an answer that is being written; it has no place in the stream and isn't replayed. What was
+/// overtaken by its turn, at or below `head`, is passed over.
+fn text_delta(delta: &Arc<str>, head: i64) -> Option<Bytes> {
     let mut data: serde_json::Map<String, Value> = serde_json::from_str(delta).ok()?;
+    if data.get("position").and_then(Value::as_i64).is_some_and(|position| position <= head) {
+        return None;
+    }
     data.insert("kind".to_owned(), "text.delta".into());
     Some(frame(None, "text.delta", &Value::Object(data)))
 }
@@ -251,9 +276,11 @@ mod tests {
         assert_eq!(with(Some(""), None), Some(Place::Fresh));
         assert_eq!(with(Some("7"), Some("3")), Some(Place::After(7)));
         assert_eq!(with(Some("feed.1.x.2"), Some("3")), Some(Place::Unknown));
-        assert_eq!(with(Some("-1"), None), Some(Place::Unknown));
+        for unknown in ["-1", "+3", "3 4", "99999999999999999999"] {
+            assert_eq!(with(Some(unknown), None), Some(Place::Unknown), "{unknown}");
+        }
         assert_eq!(with(None, Some("0")), Some(Place::After(0)));
-        for bad in ["", "x", "-1", "1.5", "99999999999999999999"] {
+        for bad in ["", "x", "-1", "+3", " 3", "1.5", "99999999999999999999"] {
             assert_eq!(with(None, Some(bad)), None, "{bad}");
         }
     }

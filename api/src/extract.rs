@@ -1,17 +1,20 @@
 //! Reading requests: paths, queries and bodies, each refused with one code when it isn't what a route
 //! takes.
 
-use std::time::Duration;
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
-    body::Bytes,
+    body::{BodyDataStream, Bytes},
     extract::{FromRequest, FromRequestParts, Path, Query, Request},
     http::{HeaderMap, Method, header, request::Parts},
 };
 use futures::StreamExt;
 use holdfast_engine::ids::{SessionId, Token};
 use holdfast_store::idempotency::Key;
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use sha2::{Digest, Sha256};
 use utoipa::IntoParams;
 
@@ -74,7 +77,7 @@ impl FromRequestParts<Shared> for AgentPath {
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Answer<Self> {
         let slug = segment(parts).await.unwrap_or_default();
         let possible = (1..=limits::SLUG).contains(&slug.len()) && !slug.contains('\0');
-        if possible { Ok(Self(slug)) } else { Err(ApiError::unknown_agent("")) }
+        if possible { Ok(Self(slug)) } else { Err(ApiError::unknown_agent(&slug)) }
     }
 }
 
@@ -88,7 +91,11 @@ impl<T: DeserializeOwned> FromRequestParts<Shared> for Asked<T> {
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Answer<Self> {
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(query)) => Ok(Self(query)),
-            Err(rejection) => Err(ApiError::bad_request(rejection.body_text())),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let cause = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+                Err(ApiError::bad_request(format!("the query: {cause}")))
+            }
         }
     }
 }
@@ -180,6 +187,51 @@ pub(crate) fn filter_text(name: &str, text: Option<String>, limit: usize) -> Ans
     }
 }
 
+/// Refuses a text that is too long to be kept where it stands.
+pub(crate) fn inline_text(name: &str, text: String) -> Answer<String> {
+    let limit = limits::INLINE_TEXT;
+    if text.len() > limit {
+        return Err(ApiError::bad_request(format!("{name} must be at most {limit} bytes")));
+    }
+    Ok(text)
+}
+
+/// What is written as an object; serde would take the fields' values in an array as well.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
+/// Reads a field that has to be an object.
+pub(crate) fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Object::deserialize(deserializer).map(|object| object.0)
+}
+
+/// Reads a field whose items have to be objects.
+pub(crate) fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    let items: Option<Vec<Object<T>>> = Option::deserialize(deserializer)?;
+    Ok(items.map(|items| items.into_iter().map(|item| item.0).collect()))
+}
+
 /// A JSON body, and the idempotency key that came with it.
 #[derive(Debug)]
 pub(crate) struct Posted<T> {
@@ -218,7 +270,10 @@ impl<T: DeserializeOwned + Default> FromRequest<Shared> for MaybePosted<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Answer<T> {
-    serde_json::from_slice(bytes).map_err(|error| ApiError::bad_request(format!("the body: {error}")))
+    match serde_json::from_slice(bytes) {
+        Ok(Object(body)) => Ok(body),
+        Err(error) => Err(ApiError::bad_request(format!("the body: {error}"))),
+    }
 }
 
 async fn receive(request: Request, api: &Shared) -> Answer<(Bytes, Option<Key>)> {
@@ -227,12 +282,22 @@ async fn receive(request: Request, api: &Shared) -> Answer<(Bytes, Option<Key>)>
     let name = key_name(&parts.headers)?;
     let limit = api.config.max_body;
     let declared = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let mut body = body.into_data_stream();
     if declared.and_then(|text| text.parse::<u64>().ok()).is_some_and(|bytes| bytes > limit as u64) {
+        // Who asks before sending has sent nothing yet.
+        if !parts.headers.contains_key(header::EXPECT) {
+            discard(&mut body).await;
+        }
         return Err(ApiError::payload_too_large(limit));
     }
-    let bytes = collect(body, limit).await?;
-    if !bytes.is_empty() && !is_json(&parts.headers) {
-        return Err(ApiError::unsupported_media_type());
+    let bytes = collect(&mut body, limit).await?;
+    if !bytes.is_empty() {
+        if !is_plain(&parts.headers) {
+            return Err(ApiError::unsupported_encoding());
+        }
+        if !is_json(&parts.headers) {
+            return Err(ApiError::unsupported_media_type());
+        }
     }
     let key = name.map(|key| Key {
         principal: who.owner.to_string(),
@@ -243,8 +308,7 @@ async fn receive(request: Request, api: &Shared) -> Answer<(Bytes, Option<Key>)>
     Ok((bytes, key))
 }
 
-async fn collect(body: axum::body::Body, limit: usize) -> Answer<Bytes> {
-    let mut stream = body.into_data_stream();
+async fn collect(stream: &mut BodyDataStream, limit: usize) -> Answer<Bytes> {
     let mut whole: Vec<u8> = Vec::new();
     loop {
         let next = tokio::time::timeout(limits::BODY_PAUSE, stream.next()).await;
@@ -256,10 +320,31 @@ async fn collect(body: axum::body::Body, limit: usize) -> Answer<Bytes> {
             }
         };
         if whole.len() + part.len() > limit {
+            drop(whole);
+            discard(stream).await;
             return Err(ApiError::payload_too_large(limit));
         }
         whole.extend_from_slice(&part);
     }
+}
+
+/// Reads on in a body that is refused, within bounds.
+async fn discard(stream: &mut BodyDataStream) {
+    let rest = async {
+        let mut left = limits::DISCARDED;
+        while let Some(Ok(part)) = stream.next().await {
+            let Some(rest) = left.checked_sub(part.len()) else { return };
+            left = rest;
+        }
+    };
+    // Whoever sends for longer meets a closed connection.
+    let _ = tokio::time::timeout(limits::DISCARD_TIME, rest).await;
+}
+
+/// Whether a body is sent as it is.
+fn is_plain(headers: &HeaderMap) -> bool {
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    encodings.all(|encoding| encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity"))
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

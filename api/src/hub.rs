@@ -182,14 +182,16 @@ impl Watch {
         *self.seen.borrow_and_update()
     }
 
-    /// Waits for the next look or the next text delta.
+    /// Waits for the next look or the next text delta; deltas that are there come first, since the news may
+    /// be that the text is whole.
     pub(crate) async fn next_or_delta(&mut self) -> Result<Seen, Arc<str>> {
         loop {
             tokio::select! {
-                _ = self.seen.changed() => return Ok(*self.seen.borrow_and_update()),
+                biased;
                 delta = self.deltas.recv() => if let Ok(delta) = delta {
                     return Err(delta);
                 },
+                _ = self.seen.changed() => return Ok(*self.seen.borrow_and_update()),
             }
         }
     }
@@ -248,7 +250,9 @@ mod tests {
         hub.pass_on(&format!(r#"{{"session_id": "{}", "text": "no"}}"#, Uuid::now_v7()).into());
         hub.pass_on(&"not JSON".into());
         let delta: Arc<str> = format!(r#"{{"session_id": "{id}", "text": "yes"}}"#).into();
+        hub.tell(&[id], &[pulse(id, 1)]);
         hub.pass_on(&delta);
-        assert_eq!(watch.next_or_delta().await, Err(delta));
+        assert_eq!(watch.next_or_delta().await, Err(delta), "before the news, although it came later");
+        assert_eq!(watch.next_or_delta().await, Ok(Seen::At(pulse(id, 1))));
     }
 }

@@ -13,6 +13,9 @@ pub(crate) const TURNS_DEFAULT: i64 = 200;
 /// Bytes of messages and results after which a page of turns or mail ends early; the first item is
 /// always whole.
 pub(crate) const PAGE_BYTES: u64 = 64 * 1024 * 1024;
+/// Bytes of a text that is kept where it stands and shown with everything around it: an agent's message,
+/// why a call failed.
+pub(crate) const INLINE_TEXT: usize = 64 * 1024;
 /// Labels of a session.
 pub(crate) const LABELS: usize = 64;
 /// Bytes of a label's key.
@@ -54,6 +57,11 @@ pub(crate) const CANCEL_WAIT: Duration = Duration::from_secs(10);
 pub(crate) const PAUSE_WAIT: Duration = Duration::from_secs(2);
 /// How long a body may pause between two of its parts.
 pub(crate) const BODY_PAUSE: Duration = Duration::from_secs(30);
+/// Bytes of a refused body that are still read, so that a client that only sends meets an answer and not a
+/// closed connection.
+pub(crate) const DISCARDED: usize = 64 * 1024 * 1024;
+/// How long they are read at most.
+pub(crate) const DISCARD_TIME: Duration = Duration::from_secs(10);
 /// Silence on an event stream after which a comment is sent.
 pub(crate) const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Events that a stream reads at once.
@@ -70,6 +78,8 @@ pub(crate) const FEED_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const POLL_PAUSE: Duration = Duration::from_millis(250);
 /// How long a health check waits for the database.
 pub(crate) const HEALTH_WAIT: Duration = Duration::from_secs(2);
+/// How long metrics wait for counts of the queue before they are shown without.
+pub(crate) const METRICS_WAIT: Duration = Duration::from_secs(1);
 /// How long counts of the queue are shown before they are counted again.
 pub(crate) const CENSUS_AGE: Duration = Duration::from_secs(1);
 /// Bytes of prompts and tool lists that a node keeps at hand.

@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use holdfast_engine::{
-    content::{Digest, Payload, Query},
+    content::{Digest, INLINE_LIMIT, Payload, Query},
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
@@ -23,7 +23,9 @@ use crate::{
     create::{MediaBody, first_receipt, message},
     describe::{PostErrors, ReadErrors},
     error::{Answer, ApiError, ErrorBody},
-    extract::{Asked, Flag, KeyHeader, Nothing, Posted, SessionPath, page_size},
+    extract::{
+        Asked, Flag, KeyHeader, Nothing, Posted, SessionPath, inline_text, object, objects, page_size,
+    },
     limits,
     state::{Api, Shared, to_the_end},
     turns::result_json,
@@ -34,6 +36,7 @@ use crate::{
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LetterBody {
+    #[serde(deserialize_with = "object")]
     body: LetterText,
     /// `normal` unless given.
     #[schema(value_type = Option<String>)]
@@ -50,9 +53,18 @@ enum LetterText {
     UserMessage { query: Said },
     /// Another agent writes.
     #[serde(rename_all = "camelCase")]
-    AgentMessage { text: String, in_reply_to: Option<Uuid>, expects_reply: Option<bool> },
+    AgentMessage {
+        /// At most 65,536 bytes.
+        #[schema(max_length = 65536)]
+        text: String,
+        in_reply_to: Option<Uuid>,
+        expects_reply: Option<bool>,
+    },
     /// An order to the engine.
-    Control { message: Order },
+    Control {
+        #[serde(deserialize_with = "object")]
+        message: Order,
+    },
 }
 
 /// A text, alone or with attachments.
@@ -60,13 +72,14 @@ enum LetterText {
 #[serde(untagged, expecting = "query must be a text, or {text, media}")]
 enum Said {
     Text(String),
-    With(SaidWith),
+    With(#[serde(deserialize_with = "object")] SaidWith),
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SaidWith {
     text: String,
+    #[serde(default, deserialize_with = "objects")]
     media: Option<Vec<MediaBody>>,
 }
 
@@ -75,13 +88,13 @@ struct SaidWith {
 #[serde(tag = "tag", rename_all = "camelCase", deny_unknown_fields)]
 enum Order {
     /// End the run after the current step and hold the session.
-    Pause,
+    Pause {},
     /// Lift a hold and run on.
-    Resume,
+    Resume {},
     /// End the run at once; its unfinished local calls are cancelled.
-    StopRun,
+    StopRun {},
     /// Cancel every call that the run waits for.
-    CancelAllAttached,
+    CancelAllAttached {},
     /// Cancel these calls if they are still open: by the engine's id or by the provider's.
     #[serde(rename_all = "camelCase")]
     CancelCalls { tool_call_ids: Vec<String> },
@@ -115,7 +128,7 @@ pub(crate) async fn send(
             (MailBody::UserMessage { query: message.query }, Ask::GoOn, message.blobs)
         }
         LetterText::AgentMessage { text, in_reply_to, expects_reply } => {
-            let in_reply_to = in_reply_to.map(MailId);
+            let (text, in_reply_to) = (inline_text("text", text)?, in_reply_to.map(MailId));
             let expects_reply = expects_reply.unwrap_or(false);
             (MailBody::AgentMessage { text, in_reply_to, expects_reply }, Ask::GoOn, Vec::new())
         }
@@ -144,10 +157,10 @@ pub(crate) async fn send(
 
 async fn control(api: &Api, owner: &str, session: SessionId, order: Order) -> Answer<Control> {
     Ok(match order {
-        Order::Pause => Control::Pause,
-        Order::Resume => Control::Resume,
-        Order::StopRun => Control::StopRun,
-        Order::CancelAllAttached => Control::CancelAllAttached,
+        Order::Pause {} => Control::Pause,
+        Order::Resume {} => Control::Resume,
+        Order::StopRun {} => Control::StopRun,
+        Order::CancelAllAttached {} => Control::CancelAllAttached,
         Order::CancelCalls { tool_call_ids } => {
             if tool_call_ids.len() > limits::CANCELLED_CALLS {
                 let message = format!("at most {} toolCallIds", limits::CANCELLED_CALLS);
@@ -205,7 +218,7 @@ pub(crate) async fn list(
     let mut letters = history::mail(&api.store, id, query.unread.unwrap_or_default().0, limit).await?;
     let mut bytes = 0_u64;
     let within = |letter: &&Envelope| {
-        bytes = bytes.saturating_add(blob(letter).map_or(0, |(_, size)| size));
+        bytes = bytes.saturating_add(size(letter));
         bytes <= limits::PAGE_BYTES
     };
     let fitting = letters.iter().take_while(within).count();
@@ -214,6 +227,21 @@ pub(crate) async fn list(
     let blobs = load::blobs(&api.store, &who.owner, &digests).await?;
     let mail = letters.iter().map(|letter| envelope(letter, &blobs)).collect::<Result<_, _>>()?;
     Ok(Json(Mailbox { mail }))
+}
+
+/// Bytes that a letter refers to, or about as many as it holds.
+fn size(letter: &Envelope) -> u64 {
+    let text = match &letter.body {
+        MailBody::AgentMessage { text, .. } => text,
+        MailBody::ContinuationResult { settled, .. } | MailBody::ToolCallFinished { settled, .. } => {
+            match settled {
+                Settled::Failed { message } | Settled::Cancelled { message } => message,
+                Settled::Completed { .. } => "",
+            }
+        }
+        _ => "",
+    };
+    blob(letter).map_or(INLINE_LIMIT as u64, |(_, size)| size).saturating_add(text.len() as u64)
 }
 
 /// The blob that a letter names, and its size.

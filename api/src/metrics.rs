@@ -10,6 +10,7 @@ use prometheus::{
 
 use crate::{
     error::{Answer, ApiError},
+    limits,
     state::Api,
 };
 
@@ -101,13 +102,17 @@ impl Metrics {
         self.seconds.with_label_values(&[method, route]).observe(took.as_secs_f64());
     }
 
-    /// Everything as Prometheus reads it; counts of the queue are missing while the database is away.
+    /// Everything as Prometheus reads it; counts of the queue are missing while the database is away or slow.
     pub(crate) async fn text(&self, api: &Api) -> Result<String, prometheus::Error> {
         self.watched.set(signed(api.hub.watched()));
-        match api.census().await {
-            Ok(counts) => self.queue(&counts),
-            Err(error) => {
+        match tokio::time::timeout(limits::METRICS_WAIT, api.census()).await {
+            Ok(Ok(counts)) => self.queue(&counts),
+            Ok(Err(error)) => {
                 tracing::debug!(%error, "the queue couldn't be counted");
+                self.runs.reset();
+            }
+            Err(_) => {
+                tracing::debug!("the queue couldn't be counted in time");
                 self.runs.reset();
             }
         }

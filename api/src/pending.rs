@@ -22,7 +22,7 @@ use crate::{
     error::{Answer, ApiError, ErrorBody},
     extract::{
         Asked, Flag, KeyHeader, Nothing, Posted, Seconds, SessionPath, TokenPath, Waiting, filter_text,
-        page_size, patience,
+        inline_text, page_size, patience,
     },
     limits,
     metrics::Counted,
@@ -127,11 +127,13 @@ pub(crate) async fn read(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CompleteBody {
-    /// A text, or a tool result: `{"type": "text"|"json"|"media"|"mixed", …}`.
+    /// A text, or a tool result: `{"type": "text"|"json"|"media"|"mixed", …}`. Numbers in a JSON result are
+    /// kept as 64-bit integers or as doubles: send one with more digits than those hold as a text.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<Object>)]
     result: Option<Value>,
-    /// Instead of a result: that the call failed, and why.
+    /// Instead of a result: that the call failed, and why, in at most 65,536 bytes.
+    #[schema(max_length = 65536)]
     error: Option<String>,
     /// Whether the session goes on; true unless given.
     resume: Option<bool>,
@@ -188,12 +190,15 @@ pub(crate) async fn complete(
 fn report(body: CompleteBody) -> Answer<Report> {
     let result = match (body.result, body.error) {
         (Some(Value::String(text)), None) => ToolResult::text(text),
-        (Some(value @ Value::Object(_)), None) => serde_json::from_value(value)
-            .map_err(|error| ApiError::bad_request(format!("result: {error}")))?,
+        (Some(value @ Value::Object(_)), None) => {
+            check_result(&value).map_err(ApiError::bad_request)?;
+            serde_json::from_value(value)
+                .map_err(|error| ApiError::bad_request(format!("result: {error}")))?
+        }
         (Some(_), None) => {
             return Err(ApiError::bad_request("result must be a text or a tool result with a `type`"));
         }
-        (None, Some(message)) => return Ok(Report::Error(message)),
+        (None, Some(message)) => return Ok(Report::Error(inline_text("error", message)?)),
         _ => return Err(ApiError::bad_request("give exactly one of result and error")),
     };
     for media in result.media() {
@@ -202,4 +207,31 @@ fn report(body: CompleteBody) -> Answer<Report> {
         }
     }
     Ok(Report::Result(result))
+}
+
+const MEDIA: &[&str] = &["mimeType", "base64Data", "filename"];
+/// What each type of result has.
+const RESULTS: &[(&str, &[&str])] =
+    &[("text", &["content"]), ("json", &["content"]), ("media", MEDIA), ("mixed", &["parts"])];
+/// What each type of a mixed result's parts has.
+const PARTS: &[(&str, &[&str])] = &[("text", &["text"]), ("media", MEDIA)];
+
+/// Refuses what a result wouldn't be kept with: stored results are read leniently, what clients send isn't.
+fn check_result(result: &Value) -> Result<(), String> {
+    check_fields("result", result, RESULTS)?;
+    let Some(Value::Array(parts)) = result.get("parts") else { return Ok(()) };
+    (0..).zip(parts).try_for_each(|(index, part): (usize, &Value)| {
+        check_fields(&format!("result.parts[{index}]"), part, PARTS)
+    })
+}
+
+fn check_fields(at: &str, value: &Value, types: &[(&str, &[&str])]) -> Result<(), String> {
+    let Value::Object(fields) = value else { return Err(format!("{at} must be an object with a `type`")) };
+    let named = fields.get("type").and_then(Value::as_str);
+    // A type that there isn't is refused, and those that there are named, when the result is read.
+    let Some((named, known)) = types.iter().find(|(known, _)| Some(*known) == named) else { return Ok(()) };
+    match fields.keys().find(|field| *field != "type" && !known.contains(&field.as_str())) {
+        Some(field) => Err(format!("{at}: unknown field {field:?}; {named:?} has {}", known.join(", "))),
+        None => Ok(()),
+    }
 }

@@ -53,10 +53,12 @@ pub fn router(api: Shared) -> Router {
         .with_state(api)
 }
 
-/// The router of a metrics listener of its own.
+/// The router of a metrics listener of its own, for whoever watches the node.
 pub(crate) fn metrics_router(api: Shared) -> Router {
     Router::new()
         .route("/metrics", axum::routing::get(health::metrics_text))
+        .route("/healthz", axum::routing::get(health::healthz))
+        .route("/readyz", axum::routing::get(health::readyz))
         .fallback(async || ApiError::not_found())
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .with_state(api)

@@ -89,6 +89,7 @@ pub(crate) async fn resume(
         (status = 200, description = "The session after the run has ended.", body = SessionMeta),
         (status = 404, description = "`unknown_session`.", body = ErrorBody),
         (status = 409, description = "`no_active_run`.", body = ErrorBody),
+        (status = 429, description = "`mailbox_full`: too many orders are unread.", body = ErrorBody),
         PostErrors))]
 pub(crate) async fn cancel(
     State(api): State<Shared>,
@@ -111,6 +112,7 @@ pub(crate) async fn cancel(
     responses(
         (status = 200, description = "The session; a step that takes long may still be under way.", body = SessionMeta),
         (status = 404, description = "`unknown_session`.", body = ErrorBody),
+        (status = 429, description = "`mailbox_full`: too many orders are unread.", body = ErrorBody),
         PostErrors))]
 pub(crate) async fn pause(
     State(api): State<Shared>,

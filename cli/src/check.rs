@@ -15,7 +15,8 @@ pub(crate) async fn run(args: CheckArgs) -> Result<(), Failure> {
     if args.agents.agent_file.is_empty() && args.agents.agents_dir.is_empty() {
         return Err(Failure::Usage("nothing to check: give --agent-file or --agents-dir".into()));
     }
-    let loaded = node::load(&args.agents).await?;
+    let mut loaded = node::load(&args.agents).await?;
+    node::warn_of_missing_keys(&mut loaded, &node::keys(&args.keys)?);
     if args.json {
         let agents: Vec<_> = loaded.iter().map(|one| report(one, &args)).collect();
         return output::json(&json!({ "agents": agents }));

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use uuid::Uuid;
 
 use crate::{
-    args::ClientArgs,
+    args::{ClientArgs, Credential},
     failure::{Failure, chain},
 };
 
@@ -86,9 +86,9 @@ impl Call {
 impl Client {
     /// A client of the server that the flags name.
     pub(crate) fn new(args: &ClientArgs) -> Result<Self, Failure> {
-        let token = match (&args.token, &args.token_file) {
-            (Some(token), _) => Some(token.clone()),
-            (None, Some(path)) => {
+        let token = match &args.credential {
+            Credential::Token(token) => Some(token.clone()),
+            Credential::File(path) => {
                 let refuse =
                     |reason: String| Failure::Config(format!("--token-file {}: {reason}", path.display()));
                 let size = std::fs::metadata(path).map_err(|error| refuse(error.to_string()))?.len();
@@ -98,7 +98,7 @@ impl Client {
                 let text = std::fs::read_to_string(path).map_err(|error| refuse(error.to_string()))?;
                 Some(text.trim().to_owned())
             }
-            (None, None) => None,
+            Credential::None => None,
         };
         Self::at(&args.server, token)
     }
@@ -222,7 +222,7 @@ async fn refusal(response: Response) -> Failure {
     let field = |name: &str| body[name].as_str().map(str::to_owned);
     Failure::Refused {
         status: status.as_u16(),
-        code: field("error").unwrap_or_else(|| "no_code".to_owned()),
+        code: field("error"),
         message: field("message")
             .unwrap_or_else(|| status.canonical_reason().unwrap_or("the server refused").to_owned()),
     }
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(failure.to_string(), "idle (no_active_run, HTTP 409)");
         assert_eq!(failure.code(), 1);
         let missing = client.send(Call::get("/nowhere")).await.expect_err("not found");
-        assert_eq!(missing.to_string(), "Not Found (no_code, HTTP 404)");
+        assert_eq!(missing.to_string(), "Not Found (HTTP 404)");
     }
 
     #[tokio::test]

@@ -9,12 +9,12 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Failed(String),
     /// A server said no.
-    #[error("{message} ({code}, HTTP {status})")]
+    #[error("{message} ({}HTTP {status})", code.as_ref().map(|code| format!("{code}, ")).unwrap_or_default())]
     Refused {
         /// HTTP status.
         status: u16,
-        /// Stable code of the error.
-        code: String,
+        /// Stable code of the error, if whoever answered has codes.
+        code: Option<String>,
         /// Text for people.
         message: String,
     },
@@ -85,7 +85,7 @@ mod tests {
     fn every_kind_has_the_code_that_the_contract_gives_it() {
         let codes = [
             (Failure::Failed(String::new()), 1),
-            (Failure::Refused { status: 404, code: "unknown_session".into(), message: "no".into() }, 1),
+            (Failure::Refused { status: 404, code: Some("unknown_session".into()), message: "no".into() }, 1),
             (Failure::Usage(String::new()), 2),
             (Failure::Config(String::new()), 3),
             (Failure::Agent(String::new()), 4),

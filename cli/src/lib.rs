@@ -17,7 +17,7 @@ mod status;
 mod tool;
 mod traces;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
 use clap::{CommandFactory as _, FromArgMatches as _, error::ErrorKind};
 
@@ -59,6 +59,10 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if is_server => {
             tracing::error!(kind = "server.failed", error = %failure, exit_code = failure.code());
+            // Escaped into a log line, what to do about it can't be copied.
+            if std::io::stderr().is_terminal() {
+                tell(&failure);
+            }
             ExitCode::from(failure.code())
         }
         Err(failure) => tell(&failure),

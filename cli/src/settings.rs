@@ -110,18 +110,37 @@ fn known_flags() -> BTreeSet<String> {
     configurable().iter().filter_map(|flag| flag.get_long().map(str::to_owned)).collect()
 }
 
+/// Flags of which one only counts: what the environment says of either wins over what the file says of the
+/// other.
+const ALTERNATIVES: [&str; 2] = ["token", "token_file"];
+
+/// A flag's value from elsewhere.
+struct Found {
+    values: Vec<String>,
+    /// Where it stands, for messages.
+    place: String,
+    in_file: bool,
+}
+
 /// The command line's parser with the defaults that the sources give.
 ///
 /// # Errors
 /// [`Failure::Config`] for a value that the flag wouldn't take; the text says where it stands.
 pub(crate) fn layered(command: Command, sources: &Sources<'_>) -> Result<Command, Failure> {
     let mut found = BTreeMap::new();
+    let mut of_file = BTreeSet::new();
     for flag in configurable() {
-        if let Some((values, place)) = value_of(&flag, sources)? {
+        if let Some(Found { values, place, in_file }) = value_of(&flag, sources)? {
             let values =
                 checked(&flag, values).map_err(|reason| Failure::Config(format!("{place}: {reason}")))?;
             found.insert(flag.get_id().to_string(), values);
+            if in_file {
+                of_file.insert(flag.get_id().to_string());
+            }
         }
+    }
+    if ALTERNATIVES.iter().any(|id| found.contains_key(*id) && !of_file.contains(*id)) {
+        found.retain(|id, _| !(ALTERNATIVES.contains(&id.as_str()) && of_file.contains(id)));
     }
     Ok(with_defaults(command, &found))
 }
@@ -136,7 +155,7 @@ fn with_defaults(command: Command, found: &BTreeMap<String, Vec<String>>) -> Com
 }
 
 /// A flag's values and the place they come from.
-fn value_of(flag: &Arg, sources: &Sources<'_>) -> Result<Option<(Vec<String>, String)>, Failure> {
+fn value_of(flag: &Arg, sources: &Sources<'_>) -> Result<Option<Found>, Failure> {
     let Some(long) = flag.get_long() else { return Ok(None) };
     let variable = format!("HOLDFAST_{}", long.to_uppercase().replace('-', "_"));
     let also = (flag.get_id() == DATABASE_FLAG).then(|| DATABASE_URL.to_owned());
@@ -152,13 +171,13 @@ fn value_of(flag: &Arg, sources: &Sources<'_>) -> Result<Option<(Vec<String>, St
         };
         let texts = values.into_iter().map(OsString::into_string).collect::<Result<Vec<_>, _>>();
         let texts = texts.map_err(|_| Failure::Config(format!("{name}: it is not UTF-8")))?;
-        return Ok(Some((texts, name)));
+        return Ok(Some(Found { values: texts, place: name, in_file: false }));
     }
     let Some(file) = &sources.file else { return Ok(None) };
     let place = format!("{}: `{long}`", file.path.display());
     let values =
         file.get(long, is_path(flag)).map_err(|reason| Failure::Config(format!("{place}: {reason}")))?;
-    Ok(values.map(|values| (values, place)))
+    Ok(values.map(|values| Found { values, place, in_file: true }))
 }
 
 fn is_path(flag: &Arg) -> bool {

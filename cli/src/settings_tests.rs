@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use clap::FromArgMatches as _;
 
 use super::*;
-use crate::args::Command as Do;
+use crate::args::{Command as Do, Credential};
 
 fn file(text: &str) -> Result<SettingsFile, Failure> {
     SettingsFile::parse("/etc/hold/holdfast.toml".into(), text)
@@ -110,6 +110,59 @@ fn other_commands_flags_of_the_same_name_are_left_alone() {
 }
 
 #[test]
+fn no_flag_takes_the_setting_of_another() {
+    fn look(command: &Command, flags: &[Arg]) {
+        for argument in command.get_arguments() {
+            if let Some(flag) = flags.iter().find(|flag| flag.get_id() == argument.get_id()) {
+                assert_eq!(argument.get_long(), flag.get_long(), "{} {}", command.get_name(), flag.get_id());
+            }
+        }
+        command.get_subcommands().for_each(|inner| look(inner, flags));
+    }
+    look(&Cli::command(), &configurable());
+
+    let env = [("HOLDFAST_LABELS", "gpu")];
+    let start = &["session", "start", "--agent", "a", "--label", "team=a=b"];
+    match parse(start, &env, "labels = [\"docker\"]").expect("parses").command {
+        Do::Session(session) => match session.command {
+            crate::args::SessionCommand::Start(start) => {
+                assert_eq!(start.label, [("team".to_owned(), "a=b".to_owned())]);
+            }
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(serve(&[], &env, "").worker.labels, ["gpu"]);
+}
+
+#[test]
+fn the_strongest_source_says_who_the_caller_is() {
+    let credential = |line: &[&str], variables: &[(&str, &str)], toml: &str| {
+        let line: Vec<&str> = std::iter::once("session").chain(line.iter().copied()).collect();
+        parse(&line, variables, toml).map(|cli| match cli.command {
+            Do::Session(session) => session.client.credential,
+            other => panic!("{other:?}"),
+        })
+    };
+    let token = |text: &str| Ok(Credential::Token(text.into()));
+    let file = |path: &str| Ok(Credential::File(path.into()));
+    let env = [("HOLDFAST_TOKEN", "e")];
+    assert_eq!(credential(&["list"], &[], ""), Ok(Credential::None));
+    assert_eq!(credential(&["list"], &env, "token-file = \"f\""), token("e"));
+    assert_eq!(credential(&["list", "--token-file", "g"], &env, "token = \"t\""), file("g"));
+    assert_eq!(credential(&["--token-file", "g", "list"], &env, ""), file("g"));
+    assert_eq!(credential(&["list", "--token", "u"], &[("HOLDFAST_TOKEN_FILE", "g")], ""), token("u"));
+    assert_eq!(credential(&["list"], &[("HOLDFAST_TOKEN_FILE", "g")], "token = \"t\""), file("g"));
+    for both in [
+        &["list", "--token", "t", "--token-file", "f"][..],
+        &["--token", "t", "list", "--token-file", "f"],
+        &["--token-file", "f", "list", "--token", "t"],
+    ] {
+        assert_eq!(credential(both, &env, "").expect_err("refused").code(), 2, "{both:?}");
+    }
+}
+
+#[test]
 fn the_nearest_file_upward_is_found() {
     let dir = tempfile::tempdir().expect("a directory");
     let deep = dir.path().join("a/b");
@@ -122,11 +175,30 @@ fn the_nearest_file_upward_is_found() {
 
 #[test]
 fn flags_of_later_work_are_wrong_usage() {
-    for flag in ["--set", "--isolate-tools", "--secret-key-file", "--owner-api-keys", "--jwt-jwks"] {
+    let flags = [
+        "--no-ui",
+        "--set",
+        "--set-json",
+        "--pin",
+        "--pin-json",
+        "--params-file",
+        "--secret-key-file",
+        "--secret-store",
+        "--isolate-tools",
+        "--owner-api-keys",
+        "--require-owner-keys",
+        "--jwt-jwks",
+        "--jwt-issuer",
+        "--jwt-audience",
+        "--jwt-owner-claim",
+    ];
+    for flag in flags {
         let failure = parse(&["serve", flag, "x"], &[], "").expect_err("not offered");
         assert_eq!(failure.code(), 2, "{flag}");
     }
     assert_eq!(parse(&["session", "fork"], &[], "").expect_err("not offered").code(), 2);
+    let fork = ["session", "start", "--agent", "a", "--fork", "x"];
+    assert_eq!(parse(&fork, &[], "").expect_err("not offered").code(), 2);
 }
 
 #[test]
@@ -195,6 +267,8 @@ fn what_contradicts_itself_is_wrong_usage() {
         &["session", "start", "--agent", "a", "--timeout", "5"],
         &["session", "start"],
         &["session", "list", "--limit", "501"],
+        &["session", "list", "--label", "team:a"],
+        &["session", "start", "--agent", "a", "--label", "te:am=a"],
         &["serve", "--slots", "0"],
         &["worker", "--bind", "127.0.0.1:0"],
         &["scripted-model"],

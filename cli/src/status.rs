@@ -5,6 +5,7 @@ use holdfast_store::{
     Store, StoreError,
     agents::{self, AgentRow},
     sessions::{self, Census},
+    status::{self, FeedState, HELD_BACK_COUNTED},
     workers::{self, WorkerRow},
 };
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ struct Report {
     workers: Vec<WorkerRow>,
     unserved: Vec<(String, i64)>,
     agents: Vec<AgentRow>,
+    feed: FeedState,
 }
 
 /// Prints the report.
@@ -47,6 +49,7 @@ async fn read(store: &Store) -> Result<Report, StoreError> {
         workers: workers::list(store).await?,
         unserved: workers::unserved(store).await?,
         agents: agents::list(store).await?,
+        feed: status::feed(store).await?,
     })
 }
 
@@ -70,7 +73,38 @@ fn as_json(report: &Report) -> Value {
         "agents": agents.collect::<Vec<_>>(),
         "unserved": report.unserved.iter()
             .map(|(agent, runs)| json!({"agent": agent, "runs": runs})).collect::<Vec<_>>(),
+        "feed": {
+            "lag_seconds": seconds(report.feed.lag_micros),
+            "events_held_back": report.feed.held_back,
+            "oldest_writer": report.feed.oldest_writer.as_ref().map(|one| json!({
+                "pid": one.pid, "name": one.name, "database": one.database, "state": one.state, "since": one.since,
+            })),
+        },
     })
+}
+
+/// How far the feed across sessions is behind, and whom it waits for.
+fn show_feed(feed: &FeedState) -> Result<(), Failure> {
+    let more = if feed.held_back >= HELD_BACK_COUNTED { " or more" } else { "" };
+    let (held, lag) = (feed.held_back, seconds(feed.lag_micros));
+    output::line(format!("feed across sessions: {lag:.1} s behind, {held}{more} events held back"))?;
+    let Some(writer) = &feed.oldest_writer else { return output::line("no writer has a transaction open") };
+    let mut line =
+        format!("oldest writer: {}", if writer.name.is_empty() { "unnamed" } else { &writer.name });
+    if let Some(pid) = writer.pid {
+        line.push_str(&format!(" pid {pid}"));
+    }
+    if let Some(database) = &writer.database {
+        line.push_str(&format!(" database {database}"));
+    }
+    if let Some(since) = writer.since {
+        let age = (Utc::now() - since).num_seconds().max(0);
+        line.push_str(&format!(" for {age} s"));
+    }
+    if let Some(state) = &writer.state {
+        line.push_str(&format!(", {state}"));
+    }
+    output::line(line)
 }
 
 fn show(report: &Report) -> Result<(), Failure> {
@@ -116,7 +150,8 @@ fn show(report: &Report) -> Result<(), Failure> {
     for (agent, runs) in &report.unserved {
         output::line(format!("no worker has {agent}, which {runs} runs ask for"))?;
     }
-    Ok(())
+    output::line("")?;
+    show_feed(&report.feed)
 }
 
 fn silence(worker: &WorkerRow) -> i64 {
@@ -154,6 +189,17 @@ mod tests {
             }],
             unserved: vec![("b@2".into(), 2)],
             agents: vec![],
+            feed: FeedState {
+                held_back: 7,
+                lag_micros: 2_500_000,
+                oldest_writer: Some(status::Writer {
+                    pid: Some(42),
+                    name: "psql".into(),
+                    database: Some("other".into()),
+                    state: Some("idle in transaction".into()),
+                    since: None,
+                }),
+            },
         };
         let value = as_json(&report);
         assert_eq!(value["runs"], json!({"claimed": 1, "queued": 2, "parked": 3}));
@@ -161,6 +207,10 @@ mod tests {
         assert_eq!(value["oldest_due_seconds"], 1.5);
         assert!(value["workers"][0]["silent_seconds"].as_i64() >= Some(90));
         assert_eq!(value["unserved"], json!([{"agent": "b@2", "runs": 2}]));
+        assert_eq!(value["feed"]["lag_seconds"], 2.5);
+        assert_eq!(value["feed"]["events_held_back"], 7);
+        assert_eq!(value["feed"]["oldest_writer"]["pid"], 42);
+        assert_eq!(value["feed"]["oldest_writer"]["state"], "idle in transaction");
         assert_eq!(show(&report), Ok(()));
     }
 }

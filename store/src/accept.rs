@@ -24,6 +24,9 @@ use crate::{
     sql,
 };
 
+/// How many unread orders a mailbox holds, beside its mail.
+pub const ORDER_LIMIT: i64 = 2 * MAILBOX_LIMIT;
+
 /// Who asks, and how the request is traced.
 #[derive(Debug, Clone)]
 pub struct Caller {
@@ -202,15 +205,7 @@ async fn send_once(
         tx.commit().await?;
         return Ok(Done::Now(receipt));
     }
-    let is_order = matches!(letter.body, MailBody::Control { .. });
-    let unread = session.mail_seq - session.mail_cursor + i64::try_from(session.left).unwrap_or(i64::MAX);
-    if unread >= MAILBOX_LIMIT && !is_order {
-        // Orders, which requests of people bring along, take nobody's place.
-        let count = tx.prepare_cached(sql::COUNT_UNREAD).await?;
-        if tx.query_one(&count, &[&id.0]).await?.try_get::<_, i64>(0)? >= MAILBOX_LIMIT {
-            return Err(StoreError::MailboxFull { limit: MAILBOX_LIMIT });
-        }
-    }
+    has_room(&tx, &session, matches!(letter.body, MailBody::Control { .. })).await?;
     let run = lock_runs(&tx, &[id]).await?.pop();
     let cancelled = match &letter.body {
         MailBody::Control { message: Control::CancelCalls { tool_call_ids } } => Some(tool_call_ids),
@@ -224,6 +219,28 @@ async fn send_once(
     insert_blobs(&tx, &session.owner, blobs).await?;
     tx.commit().await?;
     Ok(Done::Now(Receipt { id: letter.id, seq: taken.first_seq, duplicate: false }))
+}
+
+/// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no
+/// letter's place and have places of their own.
+async fn has_room(
+    tx: &deadpool_postgres::Transaction<'_>,
+    session: &Locked,
+    order: bool,
+) -> Result<(), StoreError> {
+    let (limit, count) = match order {
+        true => (ORDER_LIMIT, sql::COUNT_ORDERS),
+        false => (MAILBOX_LIMIT, sql::COUNT_UNREAD),
+    };
+    let unread = session.mail_seq - session.mail_cursor + i64::try_from(session.left).unwrap_or(i64::MAX);
+    if unread < limit {
+        return Ok(());
+    }
+    let count = tx.prepare_cached(count).await?;
+    if tx.query_one(&count, &[&session.id.0]).await?.try_get::<_, i64>(0)? >= limit {
+        return Err(StoreError::MailboxFull { limit });
+    }
+    Ok(())
 }
 
 /// Cancels open tokens of a session, all of them or those of `calls`. Returns whose they were.
@@ -269,7 +286,7 @@ pub async fn resume(
 /// The worker that holds the run obeys; this returns before it has.
 ///
 /// # Errors
-/// [`StoreError::UnknownSession`], [`StoreError::NoActiveRun`].
+/// [`StoreError::UnknownSession`], [`StoreError::NoActiveRun`], [`StoreError::MailboxFull`].
 pub async fn cancel(
     store: &Store,
     caller: &Caller,
@@ -283,6 +300,7 @@ pub async fn cancel(
             if !active && calls.is_empty() {
                 return Err(StoreError::NoActiveRun);
             }
+            has_room(tx, session, true).await?;
             let mut letters = Vec::new();
             if deferred {
                 // All of them, also those whose tokens a step is about to open.
@@ -301,10 +319,11 @@ pub async fn cancel(
 /// Orders a pause: a run ends after its current step, and the session is held.
 ///
 /// # Errors
-/// [`StoreError::UnknownSession`].
+/// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
 pub async fn pause(store: &Store, caller: &Caller, id: SessionId) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
         change(store, caller, id, async |tx, session, run| {
+            has_room(tx, session, true).await?;
             let letters = vec![order(caller, Control::Pause)];
             take_in(tx, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).await.map(|_| ())
         })

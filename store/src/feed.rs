@@ -104,15 +104,21 @@ pub async fn across(
     Ok(rows)
 }
 
-/// Whether the feed still holds what came right after a place: its event itself is there.
+/// Whether the feed of all sessions, or of an owner's, still holds what came right after a place: its
+/// event itself is there. Another owner's event is as good as none.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it.
-pub async fn reaches(store: &Store, place: Place) -> Result<bool, StoreError> {
+pub async fn reaches(store: &Store, owner: Option<&str>, place: Place) -> Result<bool, StoreError> {
     let row = sqlx::query!(
-        r#"SELECT EXISTS (SELECT 1 FROM events WHERE session_id = $1 AND seq = $2) AS "there!""#,
+        r#"SELECT EXISTS (
+               SELECT 1 FROM events
+               WHERE session_id = $2 AND seq = $3 AND xid = $4::bigint::text::xid8
+                 AND ($1::text IS NULL OR owner = $1)) AS "there!""#,
+        owner,
         place.session,
-        place.seq
+        place.seq,
+        place.xid
     )
     .fetch_one(store.read())
     .await?;

@@ -10,7 +10,12 @@ use uuid::Uuid;
 
 use crate::{Store, errors::StoreError, load::stored_turn};
 
-/// Turns of a session, newest first: those below `below`, at most `limit`.
+/// Bytes of stored turns or letters that one page reads at most; what is larger than that alone, and the
+/// turn after it, still come whole.
+pub const PAGE_BYTES: i64 = 64 * 1024 * 1024;
+
+/// Turns of a session, newest first: those below `below`, at most `limit`, and no more than the first two
+/// that come to more than [`PAGE_BYTES`].
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
@@ -21,11 +26,17 @@ pub async fn newest_turns(
     limit: i64,
 ) -> Result<Vec<Turn>, StoreError> {
     let rows = sqlx::query!(
-        "SELECT position, id, tag, format, body, at FROM turns WHERE session_id = $1 AND position < $2
-         ORDER BY position DESC LIMIT $3",
+        r#"SELECT position AS "position!", id AS "id!", tag AS "tag!", format AS "format!", body AS "body!",
+                  at AS "at!"
+           FROM (SELECT *, row_number() OVER so_far AS number, sum(octet_length(body)) OVER so_far AS bytes
+                 FROM (SELECT * FROM turns WHERE session_id = $1 AND position < $2
+                       ORDER BY position DESC LIMIT $3) AS asked
+                 WINDOW so_far AS (ORDER BY position DESC ROWS UNBOUNDED PRECEDING)) AS counted
+           WHERE number <= 2 OR bytes <= $4 ORDER BY position DESC"#,
         id.0,
         below,
-        limit
+        limit,
+        PAGE_BYTES
     )
     .fetch_all(store.read())
     .await?;
@@ -34,7 +45,8 @@ pub async fn newest_turns(
         .collect()
 }
 
-/// Turns of a session, oldest first: those from position `from`, at most `limit`.
+/// Turns of a session, oldest first: those from position `from`, at most `limit`, and no more than the first
+/// two that come to more than [`PAGE_BYTES`].
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
@@ -45,11 +57,17 @@ pub async fn turns_from(
     limit: i64,
 ) -> Result<Vec<Turn>, StoreError> {
     let rows = sqlx::query!(
-        "SELECT position, id, tag, format, body, at FROM turns WHERE session_id = $1 AND position >= $2
-         ORDER BY position LIMIT $3",
+        r#"SELECT position AS "position!", id AS "id!", tag AS "tag!", format AS "format!", body AS "body!",
+                  at AS "at!"
+           FROM (SELECT *, row_number() OVER so_far AS number, sum(octet_length(body)) OVER so_far AS bytes
+                 FROM (SELECT * FROM turns WHERE session_id = $1 AND position >= $2
+                       ORDER BY position LIMIT $3) AS asked
+                 WINDOW so_far AS (ORDER BY position ROWS UNBOUNDED PRECEDING)) AS counted
+           WHERE number <= 2 OR bytes <= $4 ORDER BY position"#,
         id.0,
         from,
-        limit
+        limit,
+        PAGE_BYTES
     )
     .fetch_all(store.read())
     .await?;
@@ -58,7 +76,8 @@ pub async fn turns_from(
         .collect()
 }
 
-/// Mail of a session in order, at most `limit`; with `unread`, what the model hasn't been told yet.
+/// Mail of a session in order, at most `limit`, and no more than the first letter that comes to more than
+/// [`PAGE_BYTES`]; with `unread`, what the model hasn't been told yet.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
@@ -69,13 +88,18 @@ pub async fn mail(
     limit: i64,
 ) -> Result<Vec<Envelope>, StoreError> {
     let rows = sqlx::query!(
-        "SELECT m.id, m.seq, m.sender, m.priority, m.hops, m.body, m.sent_at
-         FROM mail m JOIN sessions s ON s.id = m.session_id
-         WHERE m.session_id = $1 AND (NOT $2 OR m.seq > s.mail_cursor OR m.seq = ANY(s.mail_left))
-         ORDER BY m.seq LIMIT $3",
+        r#"SELECT id AS "id!", seq AS "seq!", sender AS "sender!", priority AS "priority!", hops AS "hops!",
+                  body AS "body!", sent_at AS "sent_at!"
+           FROM (SELECT *, row_number() OVER so_far AS number, sum(octet_length(body)) OVER so_far AS bytes
+                 FROM (SELECT m.* FROM mail m JOIN sessions s ON s.id = m.session_id
+                       WHERE m.session_id = $1 AND (NOT $2 OR m.seq > s.mail_cursor OR m.seq = ANY(s.mail_left))
+                       ORDER BY m.seq LIMIT $3) AS asked
+                 WINDOW so_far AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)) AS counted
+           WHERE number = 1 OR bytes <= $4 ORDER BY seq"#,
         id.0,
         unread,
-        limit
+        limit,
+        PAGE_BYTES
     )
     .fetch_all(store.read())
     .await?;

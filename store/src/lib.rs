@@ -29,6 +29,7 @@ mod retry;
 pub mod sessions;
 pub mod settle;
 pub mod sql;
+pub mod status;
 pub mod workers;
 
 pub use errors::StoreError;

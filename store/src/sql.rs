@@ -15,6 +15,7 @@ statements! {
     LOCK_RUN = "lock_run",
     FIND_MAIL = "find_mail",
     COUNT_UNREAD = "count_unread",
+    COUNT_ORDERS = "count_orders",
     INSERT_MAIL = "insert_mail",
     INSERT_EVENTS = "insert_events",
     ACCEPT_SESSION = "accept_session",

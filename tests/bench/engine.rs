@@ -10,9 +10,13 @@ mod rig;
 use std::{io::Write as _, time::Instant};
 
 use anyhow::Result;
+use futures::{StreamExt, TryStreamExt, stream};
 
 /// Answers of a session's run: ten loops are nineteen turns and the last answer.
 const LOOPS: usize = 10;
+
+/// Clients that create sessions.
+const CREATORS: usize = 8;
 
 /// Clients and seconds of the raw measurements.
 const RAW_CLIENTS: usize = 32;
@@ -40,11 +44,15 @@ async fn main() -> Result<()> {
         let began = Instant::now();
         let seconds = rig
             .with_worker(&store, agent, concurrency, model.clone(), async {
-                // No more sessions than run at once wait in the queue, so that creating isn't measured as waiting.
-                for created in 0..count {
-                    model.until_finished(created.saturating_sub(concurrency * 2)).await?;
-                    rig::create(&store).await?;
-                }
+                // Creating has clients of its own, so that the queue is never short of work, nor ever long.
+                let creating = (0..count).map(|created| {
+                    let (model, store) = (&model, &store);
+                    async move {
+                        model.until_finished(created.saturating_sub(concurrency * 2)).await?;
+                        rig::create(store).await.map(|_| ())
+                    }
+                });
+                stream::iter(creating).buffer_unordered(CREATORS).try_collect::<Vec<()>>().await?;
                 model.until_finished(count).await?;
                 Ok(began.elapsed().as_secs_f64())
             })

@@ -7,7 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use holdfast_engine::agent::{Agent, AgentConfig, AgentError, BashToolbox};
+use holdfast_engine::{
+    agent::{Agent, AgentConfig, AgentError, BashToolbox},
+    policy::{Policy, PolicyConfig, PolicyError},
+    tool::ToolSpec,
+};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -19,8 +23,14 @@ use crate::{
 /// The largest agent file, in bytes.
 pub const MAX_AGENT_FILE: u64 = 4 * 1024 * 1024;
 
-/// Fields that other builds of agent files know and this one doesn't carry out yet.
-const NOT_YET: [&str; 4] = ["asyncYieldStrategy", "builtinToolboxes", "extraAgents", "mcpServers"];
+/// Fields without which an agent isn't the one that its file describes, and which aren't carried out yet.
+const REFUSED: [&str; 4] = ["builtinToolboxes", "extraAgents", "mcpServers", "parameters"];
+
+/// A field of a toolbox that binds arguments, which isn't carried out yet: the model would be shown them.
+const BINDINGS: &str = "Bindings";
+
+/// A field that only changes how long calls take, and that isn't carried out yet.
+const NOT_YET: &str = "asyncYieldStrategy";
 
 /// An agent, ready to be asked, with its tools.
 #[derive(Debug, Clone)]
@@ -66,6 +76,14 @@ pub enum LoadError {
         /// What is wrong.
         source: AgentError,
     },
+    /// The file asks for something that isn't carried out yet and that the agent can't do without.
+    #[error("{}: {field} is not supported yet; remove it or leave it empty", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The field, with its place.
+        field: String,
+    },
     /// A toolbox's filter is no glob.
     #[error("{}: bashToolboxes[{index}]: {source}", path.display())]
     Filter {
@@ -102,10 +120,16 @@ pub async fn load_agent(path: &Path) -> Result<LoadedAgent, LoadError> {
     let config = AgentConfig::parse(text).map_err(refuse)?;
     // Checked before any program is started.
     let mut agent = config.prepare(revision(&bytes), Vec::new()).map_err(refuse)?;
-    let mut warnings = unknown_fields(&config, text);
+    let root = contents(text);
+    if let Some(field) = unsupported(&root) {
+        return Err(LoadError::Unsupported { path, field });
+    }
+    let mut warnings = unknown_fields(&config, &root);
     let (toolbox, of_tools) = Toolbox::open(sources(&config, &path)?).await;
     warnings.extend(of_tools);
     agent.tools = toolbox.specs();
+    let idle = idle_rules(&config, &agent.tools).map_err(|source| refuse(AgentError::Policy(source)))?;
+    warnings.extend(idle);
     let config_text = canonical(&config).map_err(|error| refuse(AgentError::Malformed(error.to_string())))?;
     Ok(LoadedAgent { config, agent, toolbox: Arc::new(toolbox), path, warnings, config_text })
 }
@@ -176,23 +200,55 @@ fn sources(config: &AgentConfig, file: &Path) -> Result<Vec<Source>, LoadError> 
     Ok(sources)
 }
 
-/// A warning for each field that has no effect, at the top and where the file has objects of its own.
-fn unknown_fields(config: &AgentConfig, text: &str) -> Vec<String> {
+/// The agent's object as the file has it, without its tag.
+fn contents(text: &str) -> Value {
+    let mut root: Value = serde_json::from_str(text).unwrap_or_default();
+    if root.get("tag").is_some() { root["contents"].take() } else { root }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(values) => values.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// The first field that isn't empty and that the agent can't do without.
+fn unsupported(root: &Value) -> Option<String> {
+    if let Some(field) = REFUSED.iter().find(|field| !is_empty(&root[**field])) {
+        return Some((*field).to_owned());
+    }
+    let toolboxes = root["bashToolboxes"].as_array().into_iter().flatten();
+    let bound = toolboxes.map(|toolbox| !is_empty(&toolbox["contents"][BINDINGS]));
+    bound.enumerate().find_map(|(index, bound)| bound.then(|| format!("bashToolboxes[{index}].{BINDINGS}")))
+}
+
+/// A warning for each rule that no tool of the agent's falls under.
+fn idle_rules(config: &AgentConfig, tools: &[ToolSpec]) -> Result<Vec<String>, PolicyError> {
     let mut warnings = Vec::new();
-    for (name, value) in &config.unknown {
-        let empty = match value {
-            Value::Null => true,
-            Value::Array(values) => values.is_empty(),
-            _ => false,
-        };
-        if !NOT_YET.contains(&name.as_str()) {
-            warnings.push(format!("field {name:?} is unknown and has no effect"));
-        } else if !empty {
-            warnings.push(format!("field {name:?} is not supported yet and has no effect"));
+    for (index, rule) in config.tool_call_policy_config.rules.iter().enumerate() {
+        let alone = Policy::new(&PolicyConfig { rules: vec![rule.clone()], ..PolicyConfig::default() })?;
+        if !tools.iter().any(|tool| alone.apply(&tool.name).decided_by != "default") {
+            let tool = &rule.tool;
+            warnings
+                .push(format!("toolCallPolicyConfig.rules[{index}]: {tool:?} matches no tool of the agent"));
         }
     }
-    let root: Value = serde_json::from_str(text).unwrap_or_default();
-    let root = if root.get("tag").is_some() { &root["contents"] } else { &root };
+    Ok(warnings)
+}
+
+/// A warning for each field that has no effect, at the top and where the file has objects of its own.
+fn unknown_fields(config: &AgentConfig, root: &Value) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (name, value) in &config.unknown {
+        if name == NOT_YET && !is_empty(value) {
+            warnings.push(format!("field {name:?} is not supported yet and has no effect"));
+        } else if name != NOT_YET && !REFUSED.contains(&name.as_str()) {
+            warnings.push(format!("field {name:?} is unknown and has no effect"));
+        }
+    }
     let mut look = |place: String, value: &Value, known: &[&str]| {
         let fields = value.as_object().into_iter().flat_map(Map::keys);
         let unknown = fields.filter(|field| !known.contains(&field.as_str()));
@@ -200,17 +256,41 @@ fn unknown_fields(config: &AgentConfig, text: &str) -> Vec<String> {
             .extend(unknown.map(|field| format!("field {field:?} of {place} is unknown and has no effect")));
     };
     for (index, toolbox) in root["bashToolboxes"].as_array().into_iter().flatten().enumerate() {
-        let known: &[&str] =
-            if toolbox["tag"] == "SingleTool" { &["Path"] } else { &["Path", "Include", "Exclude"] };
+        let known: &[&str] = if toolbox["tag"] == "SingleTool" {
+            &["Path", BINDINGS]
+        } else {
+            &["Path", "Include", "Exclude", BINDINGS]
+        };
         look(format!("bashToolboxes[{index}]"), &toolbox["contents"], known);
     }
     let policy = &root["toolCallPolicyConfig"];
     look("toolCallPolicyConfig".to_owned(), policy, &["default", "rules"]);
+    disposition("toolCallPolicyConfig.default".to_owned(), &policy["default"], &mut look);
     for (index, rule) in policy["rules"].as_array().into_iter().flatten().enumerate() {
         let known = ["tool", "disposition", "idempotent", "deadlineSeconds"];
-        look(format!("toolCallPolicyConfig.rules[{index}]"), rule, &known);
+        let place = format!("toolCallPolicyConfig.rules[{index}]");
+        disposition(format!("{place}.disposition"), &rule["disposition"], &mut look);
+        look(place, rule, &known);
     }
     warnings
+}
+
+/// Looks at a disposition and at what it decorates.
+fn disposition(place: String, value: &Value, look: &mut impl FnMut(String, &Value, &[&str])) {
+    let known: &[&str] = match value["tag"].as_str() {
+        Some("runAsync") => &["tag", "attachSeconds"],
+        Some("runIsolated") => &["tag", "spec"],
+        Some("defer") => &["tag", "reason"],
+        Some("decorate") => &["tag", "decorators", "inner"],
+        _ => &["tag"],
+    };
+    for (index, decorator) in value["decorators"].as_array().into_iter().flatten().enumerate() {
+        look(format!("{place}.decorators[{index}]"), decorator, &["tag", "contents"]);
+    }
+    if value["inner"].is_object() {
+        disposition(format!("{place}.inner"), &value["inner"], look);
+    }
+    look(place, value, known);
 }
 
 /// JSON on one line with sorted keys, whatever order the JSON library keeps.

@@ -78,7 +78,8 @@ impl Toolbox {
     pub async fn open(sources: Vec<Source>) -> (Self, Vec<String>) {
         let toolbox =
             Self { sources: sources.into(), tools: RwLock::default(), known: Mutex::new(Known::default()) };
-        let warnings = toolbox.refresh().await.warnings;
+        // Told by whoever opens it.
+        let warnings = toolbox.look().await.0.warnings;
         (toolbox, warnings)
     }
 
@@ -130,6 +131,15 @@ impl Toolbox {
     /// Looks at the files again and describes those that changed. A script that breaks is hidden with
     /// a warning; tools that stay keep their names.
     pub async fn refresh(&self) -> Refreshed {
+        let (refreshed, fresh) = self.look().await;
+        for warning in &fresh {
+            tracing::warn!(warning = warning.as_str(), "tool not usable as it is");
+        }
+        refreshed
+    }
+
+    /// As [`Self::refresh`], with those of the warnings that weren't there the last time.
+    async fn look(&self) -> (Refreshed, Vec<String>) {
         let mut known = self.known.lock().await;
         let sources = Arc::clone(&self.sources);
         let scanned = tokio::task::spawn_blocking(move || scan::scan(&sources)).await;
@@ -138,7 +148,7 @@ impl Toolbox {
             Err(error) => {
                 // The tools stay as they were.
                 let warnings = vec![format!("looking for tools failed: {error}")];
-                return Refreshed { changed: false, warnings };
+                return (Refreshed { changed: false, warnings: warnings.clone() }, warnings);
             }
         };
         known.described = describe_changed(&candidates, &known.described).await;
@@ -151,11 +161,9 @@ impl Toolbox {
                 .zip(&tools)
                 .all(|(old, new)| old.spec == new.spec && Arc::ptr_eq(&old.script, &new.script));
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tools);
-        for warning in warnings.iter().filter(|warning| !known.warnings.contains(warning)) {
-            tracing::warn!(warning = warning.as_str(), "tool not usable as it is");
-        }
+        let fresh = warnings.iter().filter(|warning| !known.warnings.contains(warning)).cloned().collect();
         known.warnings.clone_from(&warnings);
-        Refreshed { changed: !same, warnings }
+        (Refreshed { changed: !same, warnings }, fresh)
     }
 
     /// Starts a task that refreshes once each `every` until `cancel` is cancelled.

@@ -105,9 +105,15 @@ async fn filters_match_file_names_and_slugs_and_excluding_wins() {
 
 #[tokio::test]
 async fn what_is_odd_is_a_warning_and_hides_only_itself() {
-    let file = agent(json!({"toolDirectory": "tools", "sulg": 1, "mcpServers": [{}], "extraAgents": [],
-        "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "wrappers": [], "rules":
-            [{"tool": "x", "disposition": {"tag": "runSync"}, "note": "?"}]},
+    let inner = json!({"tag": "defer", "reason": "later", "raeson": "?"});
+    let decorated = json!({"tag": "decorate", "inner": inner, "decorators":
+        [{"tag": "withTimeout", "contents": 5, "unit": "hours"}]});
+    let file = agent(json!({"toolDirectory": "tools", "sulg": 1, "mcpServers": [], "extraAgents": {},
+        "asyncYieldStrategy": {"tag": "x"}, "parameters": null,
+        "toolCallPolicyConfig": {"default": {"tag": "runSync", "reason": "none"}, "wrappers": [], "rules":
+            [{"tool": "bash_sam?", "disposition": {"tag": "runSync"}, "note": "?"},
+             {"tool": "bash_odd*", "disposition": decorated},
+             {"tool": "odd", "disposition": {"tag": "runSync"}}]},
         "bashToolboxes": [
             {"tag": "FileSystemDirectory", "contents": {"Path": "empty", "BasenameFilter": "x"}},
             {"tag": "FileSystemDirectory", "contents": {"Path": "absent"}},
@@ -127,11 +133,14 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
     assert_eq!(names(&loaded), ["bash_same", "bash_same_2", "bash_odd"]);
     for parts in [
         &["\"sulg\"", "unknown"][..],
-        &["\"mcpServers\"", "not supported yet"],
+        &["\"asyncYieldStrategy\"", "not supported yet"],
+        &["\"reason\" of toolCallPolicyConfig.default is unknown"],
+        &["\"raeson\" of toolCallPolicyConfig.rules[1].disposition.inner is unknown"],
+        &["\"unit\" of toolCallPolicyConfig.rules[1].disposition.decorators[0] is unknown"],
+        &["toolCallPolicyConfig.rules[2]: \"odd\" matches no tool"],
         &["\"wrappers\"", "toolCallPolicyConfig"],
         &["\"note\"", "rules[0]"],
         &["\"BasenameFilter\"", "bashToolboxes[0]"],
-        &["\"Bindings\"", "bashToolboxes[3]"],
         &["empty has no executable files"],
         &["absent", "No such file"],
         &["agent.json is not an executable file"],
@@ -142,7 +151,7 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
     ] {
         assert!(warned(&loaded.warnings, parts), "{parts:?}: {:#?}", loaded.warnings);
     }
-    assert_eq!(loaded.warnings.len(), 13, "{:#?}", loaded.warnings);
+    assert_eq!(loaded.warnings.len(), 16, "{:#?}", loaded.warnings);
 }
 
 #[tokio::test]
@@ -163,6 +172,30 @@ async fn unusable_files_are_errors_that_name_them() {
     assert!(message.contains("too many for an agent file"), "{message}");
     let missing = load_agent(Path::new("/no/such/agent.json")).await.expect_err("no file");
     assert!(matches!(missing, LoadError::Read { .. }));
+}
+
+#[tokio::test]
+async fn what_an_agent_cannot_do_without_is_refused_until_it_is_supported() {
+    let refused = async |file: &Value| {
+        let ran = "#!/bin/sh\ntouch \"$0.ran~\"; exit 1".to_owned();
+        let project = project(file, &[("a", ran)]);
+        let error = load_agent(&project.path().join("agent.json")).await.expect_err("refused");
+        assert!(!project.path().join("tools/a.ran~").exists(), "no program is started");
+        let LoadError::Unsupported { field, .. } = &error else { panic!("{error}") };
+        assert!(error.to_string().contains("agent.json") && error.to_string().contains(field), "{error}");
+        field.clone()
+    };
+    for field in ["builtinToolboxes", "extraAgents", "mcpServers", "parameters"] {
+        let file = agent(json!({"toolDirectory": "tools", field: [{}]}));
+        assert_eq!(refused(&file).await, field);
+        let tagged = json!({"tag": "OpenAIAgentDescription", "contents": file});
+        assert_eq!(refused(&tagged).await, field);
+    }
+    let bound = json!({"Path": "tools", "Bindings": [{"name": "who", "value": "me"}]});
+    let file = agent(json!({"bashToolboxes": [
+        {"tag": "SingleTool", "contents": {"Path": "tools/a", "Bindings": []}},
+        {"tag": "FileSystemDirectory", "contents": bound}]}));
+    assert_eq!(refused(&file).await, "bashToolboxes[1].Bindings");
 }
 
 #[tokio::test]

@@ -1,6 +1,12 @@
 //! Asking the model: the request is built from what is stored, and nothing else.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use holdfast_engine::{
     agent::Agent, content::Digest, ids::SessionId, model::ModelAnswer, session::Session, transcript,
@@ -56,7 +62,11 @@ pub(crate) async fn ask(
             ))
         })?),
     };
-    let deltas = |text: &str| stream(shared, session.id, text);
+    let (position, sent) = (session.length() + 1, AtomicU64::new(0));
+    let deltas = |text: &str| {
+        let index = sent.fetch_add(1, Ordering::Relaxed);
+        stream(shared, session.id, position, index, text);
+    };
     let deltas: Option<&(dyn Fn(&str) + Send + Sync)> =
         if shared.stream_tokens { Some(&deltas) } else { None };
     let span = tracing::info_span!(
@@ -88,9 +98,11 @@ pub(crate) async fn ask(
     }
 }
 
-/// Text as it comes, for those who watch now; it is never stored.
-fn stream(shared: &Shared, session: SessionId, text: &str) {
+/// Text as it comes, for those who watch now; it is never stored. `position` is that of the turn it will be
+/// part of, so that nobody is shown it after the turn; `index` counts from 0 in each request.
+fn stream(shared: &Shared, session: SessionId, position: i64, index: u64, text: &str) {
     if let Some(notifier) = shared.store.notifier() {
-        notifier.send(Channel::Deltas, json!({"session_id": session, "text": text}).to_string());
+        let delta = json!({"session_id": session, "position": position, "index": index, "text": text});
+        notifier.send(Channel::Deltas, delta.to_string());
     }
 }

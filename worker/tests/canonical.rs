@@ -22,7 +22,7 @@ use holdfast_store::{
     connect::{self, ConnectOptions},
     embedded::{Cluster, EmbeddedOptions},
     history,
-    listen::Listener,
+    listen::{Heard, Listener, Subscription},
     migrate,
     notify::{Channel, Notifier},
     sessions,
@@ -44,7 +44,7 @@ impl ModelClient for Scripted {
         _: &'a ModelTarget,
         _: Option<&'a ApiKey>,
         request: &'a ModelRequest,
-        _: Option<&'a (dyn Fn(&str) + Send + Sync)>,
+        deltas: Option<&'a (dyn Fn(&str) + Send + Sync)>,
         _: &'a (dyn Fn(Backoff) + Send + Sync),
     ) -> BoxFuture<'a, Result<ModelAnswer, ModelError>> {
         let results: Vec<String> = request
@@ -56,6 +56,10 @@ impl ModelClient for Scripted {
             })
             .collect();
         self.0.lock().unwrap().push(request.clone());
+        if let Some(deltas) = deltas {
+            deltas("one ");
+            deltas("two");
+        }
         async move {
             let call = |n: usize, name: &str, arguments: &str| RequestedCall {
                 provider_id: format!("call_{n}"),
@@ -99,6 +103,42 @@ async fn wait_for(store: &Store, id: SessionId, status: &str) -> sessions::Sessi
     }
 }
 
+/// The next delta, as position, index and text.
+async fn delta(heard: &mut Subscription, id: SessionId) -> (i64, u64, String) {
+    loop {
+        let next = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.unwrap().unwrap();
+        let Heard::Item { channel: Channel::Deltas, item } = next else { continue };
+        let delta: serde_json::Value = serde_json::from_str(&item).unwrap();
+        assert_eq!(delta["session_id"], serde_json::json!(id));
+        let (position, index) = (delta["position"].as_i64().unwrap(), delta["index"].as_u64().unwrap());
+        return (position, index, delta["text"].as_str().unwrap().to_owned());
+    }
+}
+
+/// Every request's pieces of text, each of which says which turn it is part of.
+async fn pieces_of(answers: &[i64], heard: &mut Subscription, id: SessionId) {
+    for position in answers {
+        for (index, text) in [(0, "one "), (1, "two")] {
+            assert_eq!(delta(heard, id).await, (*position, index, text.to_owned()));
+        }
+    }
+}
+
+/// The session's events are dense, and every run that started has stopped.
+async fn events_are_whole(store: &Store, row: &sessions::SessionRow) {
+    let events = holdfast_store::feed::after(store, row.id.into(), 0, 100).await.unwrap();
+    assert_eq!(
+        events.iter().map(|event| event.seq).collect::<Vec<_>>(),
+        (1..=row.event_seq).collect::<Vec<_>>()
+    );
+    let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
+    assert_eq!(
+        kinds.iter().filter(|kind| **kind == "run.started").count(),
+        kinds.iter().filter(|kind| **kind == "run.stopped").count(),
+        "{kinds:?}"
+    );
+}
+
 /// An agent with one executable tool, which defers what it calls remote.
 fn write_agent(dir: &Path) -> PathBuf {
     let tools = dir.join("tools");
@@ -138,6 +178,9 @@ async fn three_calls_become_one_answer() {
     let db = connect::connect(ConnectOptions::new(&url, "test")).await.unwrap();
     let notifier = Notifier::start(&url, "test").unwrap();
     let listener = Listener::start(&url, "test", &[Channel::Runs, Channel::Events]).unwrap();
+    let deltas = Listener::start(&url, "test-deltas", &[Channel::Deltas]).unwrap();
+    deltas.connected().await;
+    let mut heard = deltas.subscribe();
     let store = Store::new(db, Some(notifier));
     let loaded = holdfast_tools::load_agent(&agent).await.unwrap();
     holdfast_store::agents::record(&store, "demo", &loaded.agent.revision, "{}").await.unwrap();
@@ -148,7 +191,7 @@ async fn three_calls_become_one_answer() {
         slots: 4,
         lease_ttl: Duration::from_secs(5),
         shutdown_grace: Duration::from_secs(5),
-        stream_tokens: false,
+        stream_tokens: true,
         labels: Vec::new(),
         agents: vec![loaded],
         keys: ApiKeys::default(),
@@ -193,17 +236,14 @@ async fn three_calls_become_one_answer() {
             "bash_fetch_local=local here\n; fetch_remote_a=result of fetch_remote_a; fetch_remote_b=result of fetch_remote_b"
         );
         assert_eq!(model.0.lock().unwrap().len(), 2, "asked twice: for the calls and with all three results");
-        let events = holdfast_store::feed::after(&store, id, 0, 100).await.unwrap();
-        assert_eq!(
-            events.iter().map(|event| event.seq).collect::<Vec<_>>(),
-            (1..=row.event_seq).collect::<Vec<_>>()
-        );
-        let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
-        assert_eq!(
-            kinds.iter().filter(|kind| **kind == "run.started").count(),
-            kinds.iter().filter(|kind| **kind == "run.stopped").count(),
-            "{kinds:?}"
-        );
+        let answers: Vec<i64> = turns
+            .iter()
+            .filter(|turn| turn.body.tag() == "LlmTurn")
+            .map(|turn| turn.position)
+            .rev()
+            .collect();
+        pieces_of(&answers, &mut heard, id).await;
+        events_are_whole(&store, &row).await;
         stop.cancel();
     };
     let (ended, ()) = tokio::join!(worker, flow);

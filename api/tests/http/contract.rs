@@ -102,6 +102,13 @@ async fn every_refusal_is_documented_and_every_reference_leads_somewhere() {
     }
 }
 
+#[test]
+fn what_json_results_keep_of_numbers_is_said() {
+    let document = serde_json::to_value(holdfast_api::openapi()).expect("JSON");
+    let result = &document["components"]["schemas"]["CompleteBody"]["properties"]["result"];
+    assert!(result["description"].as_str().is_some_and(|text| text.contains("64-bit")), "{result}");
+}
+
 fn collect(value: &Value, references: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {

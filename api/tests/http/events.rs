@@ -87,7 +87,7 @@ async fn reconnecting_replays_what_was_missed_at_any_node() {
 async fn what_is_gone_is_said_to_be_gone() {
     let node = Node::new().await;
     let id = node.create(json!({"prompt": "x"})).await;
-    for last in ["999", "x", "-1"] {
+    for last in ["999", "x", "-1", "+1"] {
         let mut frames = node.stream(with(follow(&id), "last-event-id", last)).await;
         assert_eq!(frames.replay, "unavailable", "{last}");
         assert_eq!(frames.next().await.expect("a frame").event, "snapshot");
@@ -160,4 +160,38 @@ async fn text_deltas_reach_the_streams_of_their_session() {
     saying.abort();
     assert_eq!((frame.event.as_str(), frame.id), ("text.delta", None));
     assert_eq!(frame.data, json!({"session_id": id, "text": "Hel\nlo", "kind": "text.delta"}));
+}
+
+#[tokio::test]
+async fn text_that_its_turn_has_overtaken_is_passed_over() {
+    let node = Node::new().await;
+    let id = node.create(json!({"prompt": "x"})).await;
+    let mut frames = node.stream(follow(&id)).await;
+    frames.next().await.expect("a snapshot");
+    drive(&node.store, vec![says("y")]).await;
+    let seen = frames.until("run.stopped").await;
+    let updated = seen.iter().rfind(|frame| frame.event == "session.updated").expect("an update");
+    let position = updated.data["head_turn"]["position"].as_i64().expect("a position");
+    let notifier = node.store.notifier().expect("a notifier").clone();
+    let delta = |position: i64, index: u64| {
+        json!({"session_id": id, "position": position, "index": index, "text": "late"}).to_string()
+    };
+    let deltas = [delta(position - 1, 0), delta(position, 7), delta(position + 1, 0)];
+    // The listener may not be there yet: say it until something is heard.
+    let saying = tokio::spawn(async move {
+        loop {
+            deltas.iter().for_each(|delta| notifier.send(Channel::Deltas, delta.clone()));
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    });
+    let heard = [frames.next().await.expect("a delta"), frames.next().await.expect("a delta")];
+    // A stream that begins after the turn hasn't missed it either.
+    let mut late = node.stream(follow(&id)).await;
+    late.next().await.expect("a snapshot");
+    let late = [late.next().await.expect("a delta"), late.next().await.expect("a delta")];
+    saying.abort();
+    for frame in heard.into_iter().chain(late) {
+        let expected = json!({"session_id": id, "position": position + 1, "index": 0, "text": "late", "kind": "text.delta"});
+        assert_eq!((frame.event.as_str(), frame.data), ("text.delta", expected));
+    }
 }

@@ -59,7 +59,16 @@ async fn a_place_of_another_feed_or_none_at_all_is_unavailable() {
     let node = Node::new().await;
     let id = node.create(json!({})).await;
     let foreign = format!("{}.1.{}.1", Uuid::now_v7().simple(), id.replace('-', ""));
-    for last in ["1", "x", &foreign] {
+    let mut frames = node.stream(follow("")).await;
+    frames.next().await.expect("a snapshot");
+    node.create(json!({})).await;
+    let real = frames.next().await.expect("an event").id.expect("an id");
+    let mut parts: Vec<&str> = real.split('.').collect();
+    // An event that is there, said to be of a transaction that nothing could ever follow.
+    let never = i64::MAX.to_string();
+    parts[1] = &never;
+    let never = parts.join(".");
+    for last in ["1", "x", &foreign, &never, &format!("{real}.1")] {
         let mut frames = node.stream(with(follow(""), "last-event-id", last)).await;
         assert_eq!(frames.replay, "unavailable", "{last}");
         assert_eq!(frames.next().await.expect("a frame").event, "snapshot");
@@ -71,6 +80,31 @@ async fn a_place_of_another_feed_or_none_at_all_is_unavailable() {
     node.client().await.execute("DELETE FROM events", &[]).await.expect("retained away");
     let frames = node.stream(follow(&format!("?after={last}"))).await;
     assert_eq!(frames.replay, "unavailable");
+}
+
+#[tokio::test]
+async fn an_event_of_somebody_else_is_as_unknown_as_none() {
+    let node = Node::with_tokens().await;
+    let mut alice = node.stream(by(follow(""), "alice-token")).await;
+    alice.next().await.expect("a snapshot");
+    node.send(create("alice-token")).await;
+    let place = alice.next().await.expect("an event").id.expect("an id");
+    let mut parts: Vec<String> = place.split('.').map(str::to_owned).collect();
+    parts[2] = Uuid::now_v7().simple().to_string();
+    let absent = parts.join(".");
+    for last in [&place, &absent] {
+        let header = with(by(follow(""), "bob-token"), "last-event-id", last);
+        let query = by(follow(&format!("?after={last}")), "bob-token");
+        for request in [header, query] {
+            let mut frames = node.stream(request).await;
+            assert_eq!(frames.replay, "unavailable");
+            assert_eq!(frames.next().await.expect("a snapshot").data["sessions"], json!([]));
+        }
+    }
+    let own = node.stream(with(by(follow(""), "alice-token"), "last-event-id", &place)).await;
+    assert_eq!(own.replay, "replayed");
+    let admin = node.stream(with(by(follow("?scope=all"), "root-token"), "last-event-id", &place)).await;
+    assert_eq!(admin.replay, "replayed");
 }
 
 #[tokio::test]

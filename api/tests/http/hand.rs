@@ -7,7 +7,7 @@ use holdfast_engine::{
     agent::{Agent, AgentConfig},
     content::{Blob, Payload, ToolResult},
     decide::{self, Context, Next, Run},
-    ids::WorkerId,
+    ids::{SessionId, WorkerId},
     mail::{Envelope, Settled},
     model::{Flavor, ModelAnswer, RequestedCall},
     session::{Event, Session},
@@ -133,6 +133,11 @@ impl Held {
                 return;
             }
         }
+    }
+
+    /// Whose run it is.
+    pub(crate) fn session(&self) -> SessionId {
+        self.lease.session
     }
 
     /// Parks the run for `seconds`.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
-    hand::{calls, drive, says},
+    hand::{calls, claim, drive, says},
     support::Node,
 };
 
@@ -53,6 +53,15 @@ async fn clients_cant_write_what_only_the_engine_writes() {
         json!({"tag": "userMessage", "query": ""}),
         json!({"tag": "userMessage", "query": "q", "from": {"tag": "system", "source": "x"}}),
         json!({"tag": "control", "message": {"tag": "explode"}}),
+        json!({"tag": "control", "message": {"tag": "stopRun", "bogus": 1}}),
+        json!({"tag": "control", "message": {"tag": "pause", "toolCallIds": []}}),
+        json!({"tag": "control", "message": {"tag": "resume", "mode": "step"}}),
+        json!({"tag": "control", "message": {"tag": "cancelAllAttached", "x": null}}),
+        json!({"tag": "control", "message": ["stopRun"]}),
+        json!({"tag": "userMessage", "query": ["text", []]}),
+        json!({"tag": "userMessage", "query": {"text": "t", "media": [["image/png", "AAAA", "a.png"]]}}),
+        json!(["userMessage", {"query": "q"}]),
+        json!(["userMessage", "q"]),
         json!({"tag": "control", "message": {"tag": "cancelCalls", "toolCallIds": ["no-such-call"]}}),
         json!({}),
     ];
@@ -85,4 +94,63 @@ async fn orders_are_obeyed() {
     node.post(&path, order(json!({"tag": "resume"}))).await;
     drive(&node.store, Vec::new()).await;
     assert_eq!(node.get(&format!("/v1/sessions/{id}")).await.json()["status"], "waiting_external");
+}
+
+#[tokio::test]
+async fn texts_that_stay_inline_are_bounded() {
+    let node = Node::new().await;
+    let id = node.create(json!({})).await;
+    let path = format!("/v1/sessions/{id}/mail");
+    let letter = |bytes: usize| json!({"body": {"tag": "agentMessage", "text": "x".repeat(bytes)}});
+    assert_eq!(node.post(&path, letter(65_536)).await.status, StatusCode::ACCEPTED);
+    let reply = node.post(&path, letter(65_537)).await;
+    assert_eq!(reply.refusal(), (400, "bad_request".to_owned()));
+    assert!(reply.json()["message"].as_str().is_some_and(|message| message.contains("65536")));
+
+    let id = node.create(json!({"prompt": "x"})).await;
+    drive_one(&node, &id, "ask_person").await;
+    let pending = node.get(&format!("/v1/sessions/{id}/pending")).await.json();
+    let token = pending["calls"][0]["continuation_token"].as_str().expect("a token").to_owned();
+    let path = format!("/v1/continuations/{token}");
+    let reply = node.post(&path, json!({"error": "x".repeat(65_537)})).await;
+    assert_eq!(reply.refusal(), (400, "bad_request".to_owned()));
+    assert!(reply.json()["message"].as_str().is_some_and(|message| message.contains("65536")));
+    assert_eq!(node.post(&path, json!({"error": "x".repeat(65_536)})).await.status, StatusCode::ACCEPTED);
+}
+
+/// Drives the runs that are due until the session has asked for a call.
+async fn drive_one(node: &Node, id: &str, tool: &str) {
+    loop {
+        let held = claim(&node.store).await;
+        let ours = held.session().to_string() == id;
+        held.drive(vec![if ours { calls(&[("c1", tool, "{}")]) } else { says("read") }]).await;
+        if ours {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_mail_is_bounded_by_what_stands_in_it() {
+    let node = Node::new().await;
+    let id = node.create(json!({})).await;
+    let path = format!("/v1/sessions/{id}/mail");
+    for _ in 0..4 {
+        let body = json!({"body": {"tag": "agentMessage", "text": "short"}});
+        assert_eq!(node.post(&path, body).await.status, StatusCode::ACCEPTED);
+    }
+    let count = async || node.get(&path).await.json()["mail"].as_array().map(Vec::len);
+    assert_eq!(count().await, Some(4));
+    // As they could be sent once.
+    let grow = format!(
+        "UPDATE mail SET body = replace(body, '\"short\"', '\"' || repeat('x', 30000000) || '\"')
+         WHERE session_id = '{id}'"
+    );
+    let client = node.client().await;
+    client.batch_execute(&grow).await.expect("grown");
+    assert_eq!(count().await, Some(2), "what fits into 64 MiB");
+    let more =
+        format!("UPDATE mail SET body = replace(body, 'xxxx', 'xxxxxxxxxxxx') WHERE session_id = '{id}'");
+    client.batch_execute(&more).await.expect("grown");
+    assert_eq!(count().await, Some(1), "one letter always does");
 }

@@ -77,6 +77,61 @@ async fn metrics_are_shown_to_this_machine_only() {
 }
 
 #[tokio::test]
+async fn metrics_dont_wait_for_a_database_that_doesnt_answer() {
+    let node = Node::new().await;
+    let mut slow = node.client().await;
+    let open = slow.transaction().await.expect("a transaction");
+    open.batch_execute("LOCK TABLE runs, sessions, continuations IN ACCESS EXCLUSIVE MODE")
+        .await
+        .expect("locked");
+    let mut request = ask(Method::GET, "/metrics", None);
+    request.extensions_mut().insert(ConnectInfo(Peer::Tcp(([127, 0, 0, 1], 5).into())));
+    let begun = std::time::Instant::now();
+    let reply = node.send(request).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let text = String::from_utf8_lossy(&reply.bytes).into_owned();
+    assert_eq!(reply.status, StatusCode::OK);
+    assert!(text.contains("holdfast_http_waiters") && !text.contains("holdfast_runs{"), "{text}");
+    open.rollback().await.expect("unlocked");
+}
+
+#[test]
+fn only_readiness_asks_for_the_database() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/kubernetes/holdfast.yaml");
+    let manifest = std::fs::read_to_string(path).expect("the manifest");
+    let probes = |name: &str| -> Vec<&str> {
+        manifest.lines().filter(|line| line.trim_start().starts_with(name)).collect()
+    };
+    let restarting: Vec<&str> = [probes("livenessProbe:"), probes("startupProbe:")].concat();
+    assert_eq!(restarting.len(), 4);
+    assert!(restarting.iter().all(|line| line.contains("tcpSocket") && !line.contains("httpGet")));
+    assert!(matches!(probes("readinessProbe:")[..], [line] if line.contains("/readyz")));
+    assert!(!manifest.contains("path: /healthz"));
+}
+
+#[tokio::test]
+async fn a_client_that_only_sends_still_reads_why_it_is_refused() {
+    let node = Node::new().await;
+    let Served { address, shutdown, ended } = served(&node, |config| config.max_body = 2048).await;
+    let body = "x".repeat(8 * 1024 * 1024);
+    let head = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let declared = format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let chunked = format!(
+        "{head}Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+        body.len()
+    );
+    // Who asks first is answered without having to send anything.
+    let asking =
+        format!("{head}Connection: close\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n", body.len());
+    for request in [declared, chunked, asking] {
+        let answer = speak(TcpStream::connect(address).await.expect("connected"), &request).await;
+        assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("payload_too_large"), "{answer}");
+    }
+    shutdown.cancel();
+    ended.await.expect("no panic").expect("a clean end");
+}
+
+#[tokio::test]
 async fn the_document_has_a_page() {
     let node = Node::new().await;
     let reply = node.get("/docs").await;
@@ -188,6 +243,11 @@ async fn metrics_have_an_address_of_their_own_if_asked_for() {
     let stream = TcpStream::connect(port).await.expect("connected");
     let answer = speak(stream, "GET /metrics HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("holdfast_runs"), "{answer}");
+    for path in ["/healthz", "/readyz"] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n");
+        let answer = speak(TcpStream::connect(port).await.expect("connected"), &request).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("live_sessions"), "{answer}");
+    }
     let stream = TcpStream::connect(port).await.expect("connected");
     let answer = speak(stream, "GET /v1/agents HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 404"), "nothing else is served there: {answer}");
@@ -213,9 +273,7 @@ async fn tokens_are_read_again_at_a_hangup() {
     };
     assert_eq!((code("old").await.as_str(), code("new").await.as_str()), ("200", "401"));
     let hang_up = || {
-        let pid = std::process::id().to_string();
-        let sent = std::process::Command::new("kill").args(["-HUP", &pid]).status().expect("kill runs");
-        assert!(sent.success());
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).expect("sent");
     };
     std::fs::write(&path, tokens("new")).expect("written");
     hang_up();

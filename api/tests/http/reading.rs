@@ -45,7 +45,7 @@ async fn a_cursor_skips_nothing_while_sessions_come_and_go() {
 #[tokio::test]
 async fn listings_are_filtered() {
     let node = Node::new().await;
-    let root = node.create(json!({"labels": {"team": "blue", "a:b": "c:d\"e"}})).await;
+    let root = node.create(json!({"labels": {"team": "blue", "a.b": "c:d\"e"}})).await;
     let child = node.create(json!({"parent": root})).await;
     let running = node.create(json!({"prompt": "x", "labels": {"team": "red"}})).await;
     let (root, child, running) = (root.as_str(), child.as_str(), running.as_str());
@@ -120,7 +120,8 @@ async fn texts_come_back_as_they_were() {
         "\\u0000",
     ];
     for text in texts {
-        let labels = json!({text: text});
+        // Keys take everything but NUL and what separates them from values in filters.
+        let labels = json!({text.replace('\0', ""): text});
         let id = node.create(json!({"prompt": text, "labels": labels})).await;
         drive(&node.store, vec![says(text)]).await;
         let view = node.get(&format!("/v1/sessions/{id}")).await.json();
@@ -165,4 +166,46 @@ async fn large_messages_and_results_come_back_whole() {
         drive(&node.store, Vec::new())
     );
     assert_eq!(reply.json()["calls"][0]["result"], result, "{:?}", reply.json()["calls"]);
+}
+
+#[tokio::test]
+async fn pages_of_large_turns_are_cut_off_whole() {
+    let node = Node::new().await;
+    let id = node.create(json!({"prompt": "0"})).await;
+    let call = |id: &'static str| calls(&[(id, "look", r#"{"n": "mark"}"#)]);
+    drive(&node.store, vec![call("c1"), call("c2"), call("c3"), call("c4"), says("end")]).await;
+    // A user turn and five answers, each followed by a user turn but the last.
+    let grow = "UPDATE turns SET body = replace(body, 'mark', repeat('m', 20000000)) WHERE tag = 'LlmTurn'";
+    node.client().await.execute(grow, &[]).await.expect("grown");
+    let positions = |turns: &Value| -> Vec<i64> {
+        let turns = turns.as_array().expect("turns");
+        turns.iter().map(|turn| turn["position"].as_i64().expect("a position")).collect()
+    };
+    let answered = |turns: &Value| {
+        let turns = turns.as_array().expect("turns").clone();
+        turns.iter().all(|turn| {
+            let responses = turn["contents"]["userToolResponses"].as_array().cloned().unwrap_or_default();
+            let arguments = |response: &Value| response[0]["function"]["arguments"].as_str().map(str::len);
+            responses.iter().all(|response| arguments(response).is_some_and(|len| len > 20_000_000))
+        })
+    };
+    let view = node.get(&format!("/v1/sessions/{id}")).await.json();
+    let newest = &view["session"]["turns"];
+    let shown = positions(newest);
+    assert!(shown.len() > 1 && shown.len() < 10 && shown[0] == 10, "{shown:?}");
+    assert!(answered(newest), "what answers a call shows the call");
+
+    let (mut from, mut all) = (1, Vec::new());
+    loop {
+        let page = node.get(&format!("/v1/sessions/{id}/turns?from={from}&limit=500")).await.json();
+        assert!(answered(&page["turns"]), "from {from}");
+        let some = positions(&page["turns"]);
+        assert!(!some.is_empty() && some.len() < 10);
+        all.extend(some);
+        match page["next_from"].as_i64() {
+            Some(next) => from = next,
+            None => break,
+        }
+    }
+    assert_eq!(all, (1..=10).collect::<Vec<i64>>());
 }

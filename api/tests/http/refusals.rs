@@ -50,7 +50,12 @@ async fn bad_bodies_are_named() {
     let created = [
         (json!({}), "agent"),
         (json!({"agent": 1}), "string"),
-        (json!([]), ""),
+        (json!([]), "object"),
+        (json!([AGENT, "prompt", null, null, null, null, null]), "object"),
+        (json!("helper"), "object"),
+        (json!({"agent": AGENT, "media": [["image/png", "AAAA", null]]}), "object"),
+        (json!({"agent": AGENT, "labels": {"a:b": "v"}}), "':'"),
+        (json!({"agent": AGENT, "labels": {"a\0b": "v"}}), "NUL"),
         (json!({"agent": AGENT, "params": {}}), "params"),
         (json!({"agent": AGENT, "fork": "x"}), "fork"),
         (json!({"agent": AGENT, "seal": true}), "seal"),
@@ -96,6 +101,20 @@ async fn bad_bodies_are_named() {
     )
     .await;
     refused(&node, &token, json!({"result": "r", "params": {}}), "params").await;
+    refused(&node, &token, json!(["r"]), "object").await;
+    for (result, named) in [
+        (json!({"type": "text", "content": "x", "extra": 1}), "extra"),
+        (json!({"type": "json", "content": {"any": 1}, "mimeType": "a/b"}), "mimeType"),
+        (json!({"type": "media", "mimeType": "a/b", "base64Data": "", "content": "x"}), "content"),
+        (json!({"type": "mixed", "parts": [], "content": "x"}), "content"),
+        (
+            json!({"type": "mixed", "parts": [{"type": "text", "text": "x"}, {"type": "text", "text": "x", "y": 1}]}),
+            "parts[1]",
+        ),
+        (json!({"type": "mixed", "parts": [["text", "x"]]}), "parts[0]"),
+    ] {
+        refused(&node, &token, json!({"result": result}), named).await;
+    }
     assert_eq!(node.get("/v1/sessions?tree").await.json()["sessions"].as_array().map(Vec::len), Some(1));
 }
 
@@ -138,12 +157,18 @@ async fn bad_queries_are_refused_everywhere() {
         format!("/v1/sessions/{id}/mail?limit=0"),
         format!("/v1/sessions/{id}/pending?x"),
         format!("/v1/sessions/{id}/events?after=x"),
+        format!("/v1/sessions/{id}/events?after=%2B1"),
         "/v1/events?scope=everything".to_owned(),
+        "/v1/events?after=junk".to_owned(),
+        "/v1/events?after=".to_owned(),
+        "/v1/events?after=1".to_owned(),
         "/v1/pending?tool=%00".to_owned(),
         "/v1/pending?limit=501".to_owned(),
     ];
     for path in paths {
-        assert_eq!(node.get(&path).await.refusal(), (400, "bad_request".to_owned()), "{path}");
+        let reply = node.get(&path).await;
+        assert_eq!(reply.refusal(), (400, "bad_request".to_owned()), "{path}");
+        assert!(!String::from_utf8_lossy(&reply.bytes).contains("deserialize"), "{path}: {:?}", reply.bytes);
     }
     for path in ["resume?x", "cancel?wait", "pause?x=1", "messages?wait=no", "mail?x"] {
         let body = (path.starts_with("messages")).then(|| json!({"prompt": "x"}));
@@ -175,6 +200,11 @@ async fn bodies_are_json_and_bounded() {
         node.send(raw(Some("application/json; charset=utf-8"), good)).await.status,
         StatusCode::CREATED
     );
+    for (encoding, expected) in [("identity", 201), ("gzip", 415), ("identity, br", 415)] {
+        let request = ask(Method::POST, "/v1/sessions", Some(json!({"agent": AGENT})));
+        let reply = node.send(with(request, "content-encoding", encoding)).await;
+        assert_eq!(reply.status, expected, "{encoding}");
+    }
     let lone_surrogate = br#"{"agent": "helper", "prompt": "\ud800"}"#.to_vec();
     let not_utf8 = b"{\"agent\": \"helper\", \"prompt\": \"\xff\"}".to_vec();
     let twice = br#"{"agent": "helper", "agent": "helper"}"#.to_vec();
@@ -250,6 +280,39 @@ async fn a_full_mailbox_says_so_and_orders_still_get_in() {
     assert!(full.header("retry-after").is_some());
     let message = node.post(&format!("/v1/sessions/{id}/messages"), json!({"prompt": "x"})).await;
     assert_eq!(message.refusal(), (429, "mailbox_full".to_owned()));
-    let order = json!({"body": {"tag": "control", "message": {"tag": "pause"}}});
-    assert_eq!(node.post(&path, order).await.status, StatusCode::ACCEPTED);
+    let order = || json!({"body": {"tag": "control", "message": {"tag": "pause"}}});
+    for _ in 0..512 {
+        assert_eq!(node.post(&path, order()).await.status, StatusCode::ACCEPTED);
+    }
+    // They are bounded as well, by whichever way they come.
+    let full = node.post(&path, order()).await;
+    assert_eq!(full.refusal(), (429, "mailbox_full".to_owned()));
+    assert!(full.json()["message"].as_str().is_some_and(|message| message.contains("512")));
+    for command in ["pause", "cancel"] {
+        let reply = node.send(ask(Method::POST, &format!("/v1/sessions/{id}/{command}"), None)).await;
+        assert_eq!(reply.refusal(), (429, "mailbox_full".to_owned()), "{command}");
+    }
+    let count = "SELECT count(*) FROM mail WHERE tag = 'control'";
+    let count: i64 = node.client().await.query_one(count, &[]).await.expect("a count").get(0);
+    assert_eq!(count, 512);
+}
+
+#[tokio::test]
+async fn an_agent_that_isnt_there_is_named() {
+    let node = Node::new().await;
+    let long = "y".repeat(101);
+    for (slug, path, shown) in
+        [("nobody", "nobody", "\"nobody\""), ("a\0b", "a%00b", "a\\0b"), (&long, &long, "yyy…")]
+    {
+        let reply = node.get(&format!("/v1/agents/{path}")).await;
+        assert_eq!(reply.refusal(), (404, "unknown_agent".to_owned()));
+        let message = reply.json()["message"].as_str().expect("a message").to_owned();
+        assert!(message.contains(shown), "{slug:?}: {message}");
+    }
+    let reply = node.post("/v1/sessions", json!({"agent": long})).await;
+    assert_eq!(reply.refusal(), (404, "unknown_agent".to_owned()));
+    assert!(reply.json()["message"].as_str().is_some_and(|message| message.contains("yyy…")));
+    let reply = node.get("/v1/agents/%FF").await;
+    assert_eq!(reply.refusal(), (404, "unknown_agent".to_owned()));
+    assert!(!reply.json()["message"].to_string().contains("named"));
 }

@@ -9,15 +9,16 @@ mod session;
 use clap::{Parser, Subcommand};
 
 pub(crate) use node::{
-    AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, SchedulerNode, ServeNode, WorkerArgs, WorkerNode,
+    AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, KeyArgs, SchedulerNode, ServeNode, WorkerArgs,
+    WorkerNode,
 };
 pub(crate) use operate::{
     CheckArgs, DemoArgs, MigrateArgs, ScriptedModelArgs, StatusArgs, ToolCommand, ToolDisplay,
 };
 pub(crate) use prompt::{Part, PromptArgs};
 pub(crate) use session::{
-    CallsArgs, ClientArgs, CompleteArgs, FailArgs, ListArgs, MessageArgs, SessionArgs, SessionCommand,
-    ShowArgs, StartArgs, WaitArgs,
+    CallsArgs, ClientArgs, CompleteArgs, Credential, FailArgs, ListArgs, MessageArgs, SessionArgs,
+    SessionCommand, ShowArgs, StartArgs, WaitArgs,
 };
 
 use crate::logs::Format;
@@ -60,6 +61,10 @@ pub(crate) enum Command {
     /// A model server that answers from a script
     ScriptedModel(ScriptedModelArgs),
     /// Load agent files and report what they hold
+    ///
+    /// What keeps an agent from being used is an error (exit code 4). What is only odd is a warning: an
+    /// unknown field, a tool directory that isn't there, a tool that can't describe itself, a rule that
+    /// matches no tool, a model key that isn't among the keys.
     Check(CheckArgs),
     /// Operate sessions of a running server
     Session(Box<SessionArgs>),

@@ -98,7 +98,7 @@ pub(crate) struct ApiArgs {
     /// Bearer tokens: {"tokens": [{"owner", "sha256"} | {"owner", "token"}]}, re-read on SIGHUP
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) auth_tokens: Option<PathBuf>,
-    /// Owners who may do everything
+    /// Owners who may follow the events of all owners (/v1/events?scope=all)
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) admin_owners: Vec<String>,
     /// An origin that browsers may call from; repeatable
@@ -127,6 +127,13 @@ pub(crate) struct WorkerArgs {
     /// What the worker offers to isolated calls
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub(crate) labels: Vec<String>,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
+}
+
+/// Which keys of model APIs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct KeyArgs {
     /// Keys of model APIs: a JSON object of key id to key [default: ~/.config/holdfast/secret-keys]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) api_keys: Option<PathBuf>,

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
-use super::{AgentArgs, DatabaseArgs};
+use super::{AgentArgs, DatabaseArgs, KeyArgs};
 
 /// Flags of `migrate`.
 #[derive(Debug, Args)]
@@ -59,6 +59,8 @@ pub(crate) enum ToolDisplay {
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     pub(crate) agents: AgentArgs,
+    #[command(flatten)]
+    pub(crate) keys: KeyArgs,
     /// How to show the tools
     #[arg(long, value_enum, default_value = "list", value_name = "HOW")]
     pub(crate) tools: ToolDisplay,

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use clap::{
+    ArgMatches, Args, Command, FromArgMatches, Subcommand, ValueEnum, ValueHint, parser::ValueSource,
+};
 use uuid::Uuid;
 
 use super::PromptArgs;
@@ -22,15 +24,66 @@ pub(crate) struct ClientArgs {
     /// Base URL of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", global = true)]
     pub(crate) server: String,
-    /// Bearer token; --token-file or HOLDFAST_TOKEN keep it out of the process list
-    #[arg(long, value_name = "TOKEN", global = true)]
-    pub(crate) token: Option<String>,
-    /// File that holds the bearer token
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, global = true)]
-    pub(crate) token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) credential: Credential,
     /// Print JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
+}
+
+/// How a client says who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Credential {
+    /// Not at all.
+    None,
+    /// With this bearer token.
+    Token(String),
+    /// With the bearer token in this file.
+    File(PathBuf),
+}
+
+#[derive(Args)]
+struct CredentialFlags {
+    /// Bearer token; --token-file or HOLDFAST_TOKEN keep it out of the process list
+    #[arg(long, value_name = "TOKEN", global = true)]
+    token: Option<String>,
+    /// File that holds the bearer token
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, global = true)]
+    token_file: Option<PathBuf>,
+}
+
+impl Args for Credential {
+    fn augment_args(command: Command) -> Command {
+        CredentialFlags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Credential {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let CredentialFlags { token, token_file } = CredentialFlags::from_arg_matches(matches)?;
+        let is_flag = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        match (token, token_file) {
+            // Clap sees a conflict only between flags that stand before the same subcommand.
+            (Some(_), Some(_)) if is_flag("token") && is_flag("token_file") => Err(clap::Error::raw(
+                clap::error::ErrorKind::ArgumentConflict,
+                "--token and --token-file can't be used together\n",
+            )),
+            // A flag wins, whatever else is set elsewhere.
+            (Some(_), Some(file)) if is_flag("token_file") => Ok(Self::File(file)),
+            (Some(token), _) => Ok(Self::Token(token)),
+            (None, Some(file)) => Ok(Self::File(file)),
+            (None, None) => Ok(Self::None),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// What to do with sessions.
@@ -133,8 +186,8 @@ pub(crate) struct StartArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) run: Option<RunMode>,
     /// A label; repeatable
-    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
-    pub(crate) labels: Vec<(String, String)>,
+    #[arg(long, value_name = "NAME=VALUE", value_parser = label_pair)]
+    pub(crate) label: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
     /// Print events until the run stops
@@ -250,8 +303,8 @@ pub(crate) struct ListArgs {
     #[arg(long)]
     pub(crate) tree: bool,
     /// Only sessions with this label
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub(crate) label: Option<String>,
+    #[arg(long, value_name = "NAME=VALUE", value_parser = label_pair)]
+    pub(crate) label: Option<(String, String)>,
     /// Only sessions that match this text
     #[arg(long = "query", value_name = "TEXT")]
     pub(crate) query: Option<String>,
@@ -276,10 +329,14 @@ pub(crate) struct FollowArgs {
     pub(crate) until_stopped: bool,
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+fn label_pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     if name.is_empty() {
         return Err("the name is missing".to_owned());
+    }
+    // It ends the name where sessions are looked for by their labels.
+    if name.contains(':') {
+        return Err("a name can't hold `:`".to_owned());
     }
     Ok((name.to_owned(), value.to_owned()))
 }

@@ -6,6 +6,7 @@ mod stage;
 
 use std::time::Duration;
 
+use holdfast_store::embedded;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -44,6 +45,11 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), Failure> {
         stage.home.display()
     ))?;
 
+    if embedded::usable().is_none() {
+        line(
+            "There is no Postgres on this machine yet: it is being installed, which takes a minute or more.\n",
+        )?;
+    }
     let database = Database::embedded(&stage.home).await?;
     let done = match shutdown.run_until_cancelled(Box::pin(play(&stage, &database))).await {
         Some(Ok(standing)) => finish(&stage, standing, args.keep, &shutdown).await,

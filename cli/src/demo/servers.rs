@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::{
     fs::File,
@@ -96,9 +97,10 @@ impl Server {
 
     /// Asks it to stop, and waits.
     pub(super) async fn stop(mut self) {
-        if let Some(pid) = self.child.id() {
-            let pid = pid.to_string();
-            let _ = Command::new("kill").args(["-TERM", &pid]).status().await;
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It may have ended by itself.
+            let _ = kill_process(pid, Signal::TERM);
         }
         if timeout(STOP, self.child.wait()).await.is_err() {
             let _ = self.child.kill().await;

@@ -127,6 +127,8 @@ fn text_line(level: &Level, target: &str, mut fields: Map<String, Value>) -> Str
     for (name, value) in fields {
         let _ = write!(text, " {name}={}", plain(&value));
     }
+    // JSON leaves some control characters as they are.
+    let mut text = crate::output::printable(&text).into_owned();
     text.push('\n');
     text
 }

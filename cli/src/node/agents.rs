@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use holdfast_store::{Store, agents};
 use holdfast_tools::{LoadedAgent, load_agent, load_dir};
+use holdfast_worker::model::ApiKeys;
 use serde_json::{Value, json};
 
 use super::database::patiently;
@@ -44,12 +45,26 @@ pub(crate) async fn load(args: &AgentArgs) -> Result<Vec<LoadedAgent>, Failure> 
     if !args.only_agent.is_empty() {
         loaded.retain(|agent| args.only_agent.contains(&agent.agent.slug));
     }
-    for agent in &loaded {
-        for warning in &agent.warnings {
-            tracing::warn!(kind = "agent.warning", agent = agent.agent.slug, "{warning}");
+    Ok(loaded)
+}
+
+/// Adds a warning to each agent whose model key isn't among the keys at hand.
+pub(crate) fn warn_of_missing_keys(loaded: &mut [LoadedAgent], keys: &ApiKeys) {
+    for one in loaded {
+        let id = &one.agent.api_key_id;
+        if !id.is_empty() && keys.get(id).is_none() {
+            one.warnings.push(format!("apiKeyId {id:?} is not among the model keys; see --api-keys"));
         }
     }
-    Ok(loaded)
+}
+
+/// Logs what is odd of agents.
+pub(super) fn log_warnings(loaded: &[LoadedAgent]) {
+    for one in loaded {
+        for warning in &one.warnings {
+            tracing::warn!(kind = "agent.warning", agent = one.agent.slug, "{warning}");
+        }
+    }
 }
 
 /// Makes the agents' revisions the current ones.
@@ -131,6 +146,55 @@ mod tests {
         let twice = load(&args(&[&a, &again], &[], &[])).await.expect_err("the same slug");
         assert!(twice.code() == 4 && twice.to_string().contains("c.json"), "{twice}");
         assert_eq!(load(&args(&[Path::new("/absent")], &[], &[])).await.expect_err("absent").code(), 4);
+    }
+
+    #[tokio::test]
+    async fn warnings_are_told_by_those_who_asked_for_the_agents() {
+        use std::sync::{Arc, Mutex};
+
+        use tracing_subscriber::{Layer, layer::Context, layer::SubscriberExt as _, registry};
+
+        struct Logged(Arc<Mutex<Vec<&'static str>>>);
+        impl<S: tracing::Subscriber> Layer<S> for Logged {
+            fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+                if *event.metadata().level() <= tracing::Level::WARN {
+                    self.0.lock().expect("no panic").push(event.metadata().target());
+                }
+            }
+        }
+
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = write(dir.path(), "a.json", "alpha");
+        let text = std::fs::read_to_string(&file).expect("read");
+        let odd = text.replacen('{', r#"{"sulg": 1, "toolDirectory": "absent","#, 1);
+        std::fs::write(&file, odd).expect("written");
+        let logged = Arc::new(Mutex::new(Vec::new()));
+        let guard = tracing::subscriber::set_default(registry().with(Logged(Arc::clone(&logged))));
+        let loaded = load(&args(&[&file], &[], &[])).await.expect("loads");
+        assert_eq!(loaded[0].warnings.len(), 2, "{:?}", loaded[0].warnings);
+        assert_eq!(*logged.lock().expect("no panic"), Vec::<&str>::new(), "`check` prints them");
+        log_warnings(&loaded);
+        assert_eq!(logged.lock().expect("no panic").len(), 2, "a server logs each once");
+        drop(guard);
+    }
+
+    #[tokio::test]
+    async fn a_key_that_is_not_at_hand_is_a_warning() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = write(dir.path(), "a.json", "alpha");
+        let text = std::fs::read_to_string(&file).expect("read");
+        std::fs::write(&file, text.replacen('{', r#"{"apiKeyId": "main","#, 1)).expect("written");
+        let keyless = write(dir.path(), "b.json", "beta");
+        let keys = ["main", "other"].map(|id| {
+            ApiKeys::from_iter([holdfast_worker::model::ApiKey::new(id, "secret").expect("a key")])
+        });
+        let mut loaded = load(&args(&[&file, &keyless], &[], &[])).await.expect("loads");
+        warn_of_missing_keys(&mut loaded, &keys[0]);
+        assert!(loaded.iter().all(|one| one.warnings.is_empty()), "the key is there, or none is wanted");
+        warn_of_missing_keys(&mut loaded, &keys[1]);
+        let [a, b] = &loaded[..] else { panic!("two agents") };
+        assert!(matches!(&a.warnings[..], [one] if one.contains("\"main\"")), "{:?}", a.warnings);
+        assert_eq!(b.warnings, Vec::<String>::new());
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use holdfast_store::{
     install,
     migrate::MigrateError,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     args::DatabaseArgs,
@@ -48,7 +48,10 @@ impl Database {
 
     /// As [`Self::open`], but an embedded database must have been created before.
     pub(crate) async fn existing(args: &DatabaseArgs) -> Result<Self, Failure> {
-        if args.database_url.is_none() && args.listen_database_url.is_none() && !args.data_dir.is_dir() {
+        if args.database_url.is_none()
+            && args.listen_database_url.is_none()
+            && !args.data_dir.join("postgres").is_dir()
+        {
             return Err(Failure::Config(format!(
                 "no database is given and there is no embedded one in {}: give --database-url or --data-dir",
                 args.data_dir.display()
@@ -205,6 +208,18 @@ pub(crate) async fn patiently<T, E: Attempt>(
     }
 }
 
+/// Tries once, for so long at most.
+pub(crate) async fn once<T, E: Attempt>(
+    what: &str,
+    limit: Duration,
+    attempt: impl Future<Output = Result<T, E>>,
+) -> Result<T, Failure> {
+    match timeout(limit, attempt).await {
+        Ok(done) => done.map_err(|error| error.failure()),
+        Err(_) => Err(Failure::Failed(format!("{what}: no answer within {} s", limit.as_secs()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +249,18 @@ mod tests {
             if tries < 3 { Err(Away(true)) } else { Ok(tries) }
         });
         assert_eq!(done.await, Ok(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_tried_once_neither_repeats_nor_lasts() {
+        let limit = Duration::from_secs(10);
+        let done = once("test", limit, std::future::ready(Err::<(), _>(Away(true)))).await;
+        assert_eq!(done, Err(Failure::Failed("away".into())), "though it may pass");
+        let before = Instant::now();
+        let done = once("test", limit, std::future::pending::<Result<(), Away>>()).await;
+        assert_eq!(done, Err(Failure::Failed("test: no answer within 10 s".into())));
+        assert_eq!(before.elapsed(), limit);
+        assert_eq!(once("test", limit, std::future::ready(Ok::<_, Away>(7))).await, Ok(7));
     }
 
     #[tokio::test]

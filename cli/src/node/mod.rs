@@ -7,8 +7,8 @@ mod roles;
 mod signals;
 mod start;
 
-pub(crate) use agents::load;
-pub(crate) use database::{Database, patiently};
+pub(crate) use agents::{load, warn_of_missing_keys};
+pub(crate) use database::{Database, once, patiently};
 pub(crate) use signals::watch as watch_signals;
 pub(crate) use start::store;
 
@@ -17,7 +17,10 @@ use std::{path::PathBuf, time::Duration};
 use holdfast_worker::model::ApiKeys;
 
 use crate::{
-    args::{AgentArgs, ApiNode, CommonArgs, DatabaseArgs, SchedulerNode, ServeNode, WorkerArgs, WorkerNode},
+    args::{
+        AgentArgs, ApiNode, CommonArgs, DatabaseArgs, KeyArgs, SchedulerNode, ServeNode, WorkerArgs,
+        WorkerNode,
+    },
     failure::{Failure, chain},
 };
 
@@ -96,13 +99,18 @@ pub(crate) async fn scheduler(node: SchedulerNode) -> Result<(), Failure> {
 }
 
 fn worker_plan(args: WorkerArgs) -> Result<WorkerPlan, Failure> {
+    let keys = keys(&args.keys)?;
+    Ok(WorkerPlan { args, keys })
+}
+
+/// The keys of model APIs that the flags name, or those of this user.
+pub(crate) fn keys(args: &KeyArgs) -> Result<ApiKeys, Failure> {
     let keys = match (&args.api_keys, default_keys()) {
         (Some(path), _) => ApiKeys::load(path, false),
         (None, Some(path)) => ApiKeys::load(&path, true),
         (None, None) => Ok(ApiKeys::default()),
     };
-    let keys = keys.map_err(|error| Failure::Config(chain(&error)))?;
-    Ok(WorkerPlan { args, keys })
+    keys.map_err(|error| Failure::Config(chain(&error)))
 }
 
 fn default_keys() -> Option<PathBuf> {

@@ -65,10 +65,14 @@ pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
     // An API node with tokens reads them again upon SIGHUP; nobody else has use for it.
     let reads_again = plan.api.as_ref().is_some_and(|config| config.auth_tokens.is_some());
     let signals = signals::watch(shutdown.clone(), !reads_again)?;
-    let loaded = match &plan.agents {
+    let mut loaded = match &plan.agents {
         Some(args) => agents::load(args).await?,
         None => Vec::new(),
     };
+    if let Some(worker) = &plan.worker {
+        agents::warn_of_missing_keys(&mut loaded, &worker.keys);
+    }
+    agents::log_warnings(&loaded);
     let database = tokio::select! {
         opened = Database::open(&plan.database) => opened?,
         () = shutdown.cancelled() => return stopped_early(),

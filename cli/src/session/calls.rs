@@ -6,9 +6,9 @@ use holdfast_engine::content::ToolResult;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{path, shown};
+use super::{path, stopped};
 use crate::{
-    args::{CallsArgs, CompleteArgs, FailArgs},
+    args::{CallsArgs, CompleteArgs, FailArgs, WaitArgs},
     client::{Call, Client},
     failure::Failure,
     output,
@@ -60,24 +60,24 @@ pub(super) fn table(calls: &[Value]) -> Result<(), Failure> {
 pub(super) async fn complete(client: &Client, args: CompleteArgs, json: bool) -> Result<(), Failure> {
     let result = parse(&read(&args.file)?);
     let body = json!({ "result": result, "resume": !args.no_resume });
-    settle(client, args.call_token, body, args.wait.seconds(), json).await
+    settle(client, args.call_token, body, &args.wait, json).await
 }
 
 /// `holdfast session fail`.
 pub(super) async fn fail(client: &Client, args: FailArgs, json: bool) -> Result<(), Failure> {
     let body = json!({ "error": args.reason, "resume": !args.no_resume });
-    settle(client, args.call_token, body, args.wait.seconds(), json).await
+    settle(client, args.call_token, body, &args.wait, json).await
 }
 
 async fn settle(
     client: &Client,
     token: Uuid,
     body: Value,
-    wait: Option<u64>,
+    wait: &WaitArgs,
     json: bool,
 ) -> Result<(), Failure> {
-    let call = Call::post(format!("/v1/continuations/{token}"), body).waiting(wait);
-    shown(&client.send(call).await?, json)
+    let call = Call::post(format!("/v1/continuations/{token}"), body).waiting(wait.seconds());
+    stopped(&client.send(call).await?, wait, json)
 }
 
 fn read(file: &Path) -> Result<String, Failure> {

@@ -27,8 +27,8 @@ pub(super) enum Until {
     Deleted,
 }
 
-/// Prints a session's events until the end, or Ctrl-C. After `after` nothing is left out; without it only
-/// what is new is printed.
+/// Prints a session's events until the end, or Ctrl-C, and says with which status the run stopped if that was
+/// the end. After `after` nothing is left out; without it only what is new is printed.
 ///
 /// # Errors
 /// If the server refuses, or can't be reached for too long.
@@ -38,15 +38,15 @@ pub(super) async fn run(
     after: Option<String>,
     until: Until,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<Option<String>, Failure> {
     let mut place = after;
     let (mut failures, mut pause) = (0, Duration::from_millis(200));
     loop {
         match client.events(&path(id, "/events"), place.as_deref()).await {
             Ok(response) => {
                 (failures, pause) = (0, Duration::from_millis(200));
-                if pass_on(response, &mut place, until, json).await? {
-                    return Ok(());
+                if let Some(End(status)) = pass_on(response, &mut place, until, json).await? {
+                    return Ok(status);
                 }
             }
             Err(Failure::Refused { status, .. }) if status == 503 && failures < TRIES => failures += 1,
@@ -69,13 +69,16 @@ pub(super) async fn newest(client: &Client, id: Uuid) -> Result<String, Failure>
     Ok(data["seq"].as_u64().map_or_else(|| "0".to_owned(), |seq| seq.to_string()))
 }
 
-/// Prints what a stream brings; true when the end was in it, false when it only broke.
+/// The end of what is followed: the status with which the run stopped, if it was that.
+struct End(Option<String>);
+
+/// Prints what a stream brings; none when it only broke.
 async fn pass_on(
     response: reqwest::Response,
     place: &mut Option<String>,
     until: Until,
     json: bool,
-) -> Result<bool, Failure> {
+) -> Result<Option<End>, Failure> {
     let mut events = SseStream::from_bytes_stream(response.bytes_stream());
     // A broken stream, a silent one and one that ended are all opened again.
     while let Ok(Some(Ok(event))) = timeout(SILENCE, events.next()).await {
@@ -100,10 +103,11 @@ async fn pass_on(
             Until::Deleted => kind == "session.deleted",
         };
         if ends {
-            return Ok(true);
+            let status = data["status"].as_str().filter(|_| kind == "run.stopped");
+            return Ok(Some(End(status.map(str::to_owned))));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 fn data_of(event: &Sse) -> Value {
@@ -187,7 +191,8 @@ mod tests {
         let base = format!("http://{}", listener.local_addr().expect("bound"));
         tokio::spawn(async move { axum::serve(listener, router).await });
         let client = Client::at(&base, None).expect("a client");
-        run(&client, id, Some("3".into()), Until::Stopped, true).await.expect("follows to the end");
+        let ended = run(&client, id, Some("3".into()), Until::Stopped, true).await;
+        assert_eq!(ended, Ok(Some("idle".to_owned())));
         let asked = asked.lock().expect("no panic");
         assert_eq!(*asked, [Some("3".to_owned()), Some("4".to_owned())]);
     }

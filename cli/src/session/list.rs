@@ -16,7 +16,7 @@ pub(super) async fn run(client: &Client, args: ListArgs, json: bool) -> Result<(
         .with("status", args.status)
         .with("parent", args.parent)
         .with("tree", args.tree.then_some(true))
-        .with("label", args.label)
+        .with("label", args.label.map(|(name, value)| format!("{name}:{value}")))
         .with("q", args.query)
         .with("limit", args.limit)
         .with("cursor", args.cursor);

@@ -45,7 +45,7 @@ pub(crate) async fn run(args: SessionArgs) -> Result<(), Failure> {
         SessionCommand::Follow(follow) => {
             let ends = if follow.until_stopped { follow::Until::Stopped } else { follow::Until::Deleted };
             let after = follow.after.map(|seq| seq.to_string());
-            follow::run(&client, follow.session.id, after, ends, json).await
+            follow::run(&client, follow.session.id, after, ends, json).await.map(drop)
         }
         SessionCommand::Delete { session, dry_run } => delete(&client, session.id, dry_run, json).await,
     }
@@ -70,12 +70,12 @@ async fn start(client: &Client, args: StartArgs, json: bool) -> Result<(), Failu
     if let Some(run) = run {
         body["run"] = run.into();
     }
-    if !args.labels.is_empty() {
-        body["labels"] = args.labels.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
+    if !args.label.is_empty() {
+        body["labels"] = args.label.into_iter().map(|(name, value)| (name, Value::String(value))).collect();
     }
     let view = client.send(Call::post("/v1/sessions", body).waiting(args.wait.seconds())).await?;
     if !args.follow {
-        return shown(&view, json);
+        return stopped(&view, &args.wait, json);
     }
     let id = session_id(&view)?;
     if !json {
@@ -104,7 +104,7 @@ async fn message(client: &Client, args: MessageArgs, json: bool) -> Result<(), F
     if args.follow {
         return follow_run(client, &view, id, after, json).await;
     }
-    shown(&view, json)
+    stopped(&view, &args.wait, json)
 }
 
 /// Follows a session that was just set going; one that nothing runs in is only shown.
@@ -118,18 +118,19 @@ async fn follow_run(
     if matches!(view["status"].as_str(), Some("ready" | "paused")) {
         return shown(view, json);
     }
-    follow::run(client, id, after, follow::Until::Stopped, json).await?;
+    let status = follow::run(client, id, after, follow::Until::Stopped, json).await?;
     if json {
-        return Ok(());
+        return success(status.as_deref(), None);
     }
     let view = client.send(Call::get(path(id, "")).with("turns", Some(1))).await?;
     output::line("")?;
-    show::brief(&view)
+    show::brief(&view)?;
+    success(status.as_deref(), view["status_detail"].as_str())
 }
 
 async fn resume(client: &Client, id: Uuid, mode: &str, wait: &WaitArgs, json: bool) -> Result<(), Failure> {
     let call = Call::post(path(id, "/resume"), json!({ "mode": mode })).waiting(wait.seconds());
-    shown(&client.send(call).await?, json)
+    stopped(&client.send(call).await?, wait, json)
 }
 
 async fn delete(client: &Client, id: Uuid, dry_run: bool, json: bool) -> Result<(), Failure> {
@@ -153,6 +154,21 @@ fn shown(view: &Value, json: bool) -> Result<(), Failure> {
     if json { output::json(view) } else { show::brief(view) }
 }
 
+/// Prints a view; where the run's end was waited for, a session that failed is a failure of the command.
+fn stopped(view: &Value, wait: &WaitArgs, json: bool) -> Result<(), Failure> {
+    shown(view, json)?;
+    if wait.wait { success(view["status"].as_str(), view["status_detail"].as_str()) } else { Ok(()) }
+}
+
+/// Whether a run that stopped with a status did what it was for.
+fn success(status: Option<&str>, detail: Option<&str>) -> Result<(), Failure> {
+    match (status, detail) {
+        (Some("failed"), Some(detail)) => Err(Failure::Failed(format!("the session failed: {detail}"))),
+        (Some("failed"), None) => Err(Failure::Failed("the session failed".into())),
+        _ => Ok(()),
+    }
+}
+
 /// Prints what a command changed of a session.
 fn changed(meta: &Value, json: bool) -> Result<(), Failure> {
     if json { output::json(meta) } else { show::headline(meta) }
@@ -161,4 +177,83 @@ fn changed(meta: &Value, json: bool) -> Result<(), Failure> {
 fn session_id(view: &Value) -> Result<Uuid, Failure> {
     let id = view["session_id"].as_str().and_then(|id| id.parse().ok());
     id.ok_or_else(|| Failure::Failed("the server's answer names no session".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use axum::{
+        Json, Router,
+        http::{StatusCode, Uri},
+        routing::{get, post},
+    };
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    const ID: &str = "01a22d2c-31b9-709a-b42b-ae7054a40db6";
+
+    /// Runs a command line against a server whose sessions stop with a status.
+    async fn ended(line: &[&str], status: &'static str) -> Result<(), Failure> {
+        let view = json!({"session_id": ID, "agent": "a", "status": status, "status_detail": "poison"});
+        let events = format!(
+            "id: 1\nevent: session.updated\ndata: {{\"seq\":1,\"status\":\"running\"}}\n\n\
+             id: 2\nevent: run.stopped\ndata: {{\"seq\":2,\"status\":\"{status}\"}}\n\n"
+        );
+        let (created, sent, shown) = (view.clone(), view.clone(), view);
+        let router = Router::new()
+            .route("/v1/sessions", post(async move || (StatusCode::CREATED, Json(created))))
+            .route(&format!("/v1/sessions/{ID}/messages"), post(async move || Json(sent)))
+            .route(&format!("/v1/sessions/{ID}"), get(async move || Json(shown)))
+            .route(
+                &format!("/v1/sessions/{ID}/events"),
+                get(async move || ([("content-type", "text/event-stream")], events)),
+            );
+        send(router, line).await
+    }
+
+    async fn send(router: Router, line: &[&str]) -> Result<(), Failure> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let base = format!("http://{}", listener.local_addr().expect("bound"));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let line = ["holdfast", "session", "--server", base.as_str()].into_iter().chain(line.iter().copied());
+        match Cli::try_parse_from(line).expect("parses").command {
+            Command::Session(args) => run(*args).await,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_that_failed_while_it_was_waited_for_is_a_failure() {
+        let start = ["start", "--agent", "a", "-p", "x"];
+        let message = ["message", ID, "-p", "x"];
+        for command in [&start[..], &message[..]] {
+            for watch in [&["--wait"][..], &["--follow"], &["--follow", "--json"], &["--wait", "--json"]] {
+                let line = [command, watch].concat();
+                let failure = ended(&line, "failed").await.expect_err("the session failed");
+                assert_eq!(failure.code(), 1, "{line:?}");
+                assert!(failure.to_string().starts_with("the session failed"), "{failure}");
+                for fine in ["idle", "waiting_external"] {
+                    assert_eq!(ended(&line, fine).await, Ok(()), "{line:?}");
+                }
+            }
+            assert_eq!(ended(command, "failed").await, Ok(()), "nobody waited for the run");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_asks_for_a_label_as_the_server_writes_it() {
+        let asked = Arc::new(Mutex::new(String::new()));
+        let seen = Arc::clone(&asked);
+        let list = move |uri: Uri| {
+            *seen.lock().expect("no panic") = uri.query().unwrap_or_default().to_owned();
+            std::future::ready(Json(json!({"sessions": []})))
+        };
+        let router = Router::new().route("/v1/sessions", get(list));
+        assert_eq!(send(router, &["list", "--label", "team=a=b"]).await, Ok(()));
+        assert_eq!(*asked.lock().expect("no panic"), "label=team%3Aa%3Db");
+    }
 }

@@ -152,6 +152,8 @@ impl Queue {
                 .payloads
                 .extend(open[channel as usize].take().map(|text| (channel, framed(channel, &text))));
         }
+        // What a model wrote comes before the news that it is done.
+        batch.payloads.sort_by_key(|(channel, _)| *channel != Channel::Deltas);
         self.in_flight = batch.items.len();
         (!batch.items.is_empty()).then_some(batch)
     }
@@ -235,6 +237,26 @@ mod tests {
         assert_eq!(payloads, [(Channel::Deltas, r#"[{"text":"a, b"},[1,2],[1,2]]"#.to_owned())]);
         assert_eq!(Channel::Deltas.items(&payloads[0].1).expect("ours"), deltas);
         assert_eq!(Channel::Deltas.items("no JSON"), None);
+    }
+
+    #[test]
+    fn deltas_go_before_the_news_of_a_batch() {
+        let mut queue = Queue::default();
+        for n in 0..200 {
+            queue.push(Channel::Events, format!("{n:0>100}"));
+            queue.push(Channel::Deltas, format!("\"{n:0>100}\""));
+        }
+        let batch = queue.take().expect("a batch");
+        let channels: Vec<Channel> = batch.payloads.iter().map(|(channel, _)| *channel).collect();
+        assert!(channels.len() > 4);
+        assert!(channels.is_sorted_by_key(|channel| *channel != Channel::Deltas), "{channels:?}");
+        let texts: Vec<String> = batch
+            .payloads
+            .iter()
+            .filter(|(channel, _)| *channel == Channel::Deltas)
+            .flat_map(|(channel, payload)| channel.items(payload).expect("ours"))
+            .collect();
+        assert!(texts.is_sorted() && texts.len() == 200);
     }
 
     #[test]

@@ -10,15 +10,13 @@ use serde_json::{Value, json, value::RawValue};
 use super::{
     call_ids::CallIds,
     error::ModelError,
+    fit,
     media::anthropic_block,
     wire::{Object, raw},
 };
 
 /// The API demands a limit; this is it when the agent sets none.
 pub const DEFAULT_MAX_TOKENS: u64 = 8192;
-
-/// The key under which arguments travel that are no JSON object: the API takes only objects.
-pub(super) const MALFORMED_ARGUMENTS: &str = "_malformed";
 
 /// The body of a request. The same request always has the same bytes.
 pub(super) fn encode(
@@ -132,26 +130,15 @@ fn assistant(text: Option<&str>, calls: &[RequestedCall], ids: &[String]) -> Vec
         let input = Object::default()
             .with("type", "tool_use")
             .with("id", id)
-            .with("name", &call.name)
-            .with("input", &input(&call.arguments));
+            .with("name", fit::name(&call.name))
+            .with("input", &fit::arguments(&call.arguments));
         raw(&input)
     });
     text.into_iter().chain(calls).collect()
 }
 
-/// Arguments as an object, in the model's own spelling if they are one.
-pub(super) fn input(arguments: &str) -> Box<RawValue> {
-    if arguments.trim().is_empty() {
-        return raw(&json!({}));
-    }
-    match serde_json::from_str::<Box<RawValue>>(arguments) {
-        Ok(input) if Object::parse(&input).is_some() => input,
-        _ => raw(&json!({ MALFORMED_ARGUMENTS: arguments })),
-    }
-}
-
-/// The provider's own blocks, changed only where they would be refused: ids that had to change, and blocks
-/// of blank text. `None` when they don't hold the calls that the ids are for.
+/// The provider's own blocks, changed only where they would be refused: ids that had to change, calls that
+/// the model wrote wrongly, and blocks of blank text. `None` when they don't hold the calls that the ids are for.
 fn replay(own: &RawValue, ids: &[String]) -> Option<Vec<Box<RawValue>>> {
     let blocks: Vec<Box<RawValue>> = serde_json::from_str(own.get()).ok()?;
     let mut ids = ids.iter();
@@ -161,18 +148,33 @@ fn replay(own: &RawValue, ids: &[String]) -> Option<Vec<Box<RawValue>>> {
         match object.get("type").map(RawValue::get) {
             Some(r#""tool_use""#) => {
                 let id = ids.next()?;
-                if object.get("id").map(RawValue::get) == Some(raw(id).get()) {
-                    out.push(block);
-                } else {
+                let renamed = object.get("id").map(RawValue::get) != Some(raw(id).get());
+                if renamed {
                     object.set("id", id);
-                    out.push(raw(&object));
                 }
+                let changed = repair(&mut object) || renamed;
+                out.push(if changed { raw(&object) } else { block });
             }
             Some(r#""text""#) if is_blank(&object) => {}
             _ => out.push(block),
         }
     }
     ids.next().is_none().then_some(out)
+}
+
+/// Gives a call a name and arguments that the API takes; whether anything had to change.
+fn repair(block: &mut Object) -> bool {
+    let name = block.get("name").and_then(|name| serde_json::from_str::<String>(name.get()).ok());
+    let misnamed = name.as_deref().is_none_or(|name| fit::name(name) != name);
+    if misnamed {
+        block.set("name", fit::INVALID_NAME);
+    }
+    let input = block.get("input").filter(|input| input.get() != "null");
+    let misused = input.and_then(Object::parse).is_none();
+    if misused {
+        block.set("input", &fit::arguments(input.map(RawValue::get).unwrap_or_default()));
+    }
+    misnamed || misused
 }
 
 fn is_blank(block: &Object) -> bool {

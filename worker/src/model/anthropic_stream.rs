@@ -4,9 +4,9 @@ use holdfast_engine::model::ModelAnswer;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    anthropic::input,
     anthropic_answer::{answer, usage},
     error::Failure,
+    fit,
     keys::ApiKey,
     sse::Event,
     wire::{Object, raw},
@@ -160,7 +160,7 @@ impl Block {
             block.set(name, value);
         }
         if !self.input.is_empty() {
-            block.set("input", &input(&self.input));
+            block.set("input", &fit::arguments(&self.input));
         }
         raw(&block)
     }

@@ -12,6 +12,7 @@ mod anthropic_answer;
 mod anthropic_stream;
 mod call_ids;
 mod error;
+mod fit;
 mod http;
 mod keys;
 mod media;

@@ -12,6 +12,7 @@ use serde_json::{Value, json, value::RawValue};
 use super::{
     call_ids::CallIds,
     error::ModelError,
+    fit,
     media::chat_part,
     wire::{Object, raw},
 };
@@ -108,7 +109,7 @@ fn user(flavor: Flavor, text: &str, media: &[Media]) -> Value {
 fn tool_message(flavor: Flavor, id: &str, name: &str, text: &str) -> Value {
     let mut message = json!({ "role": "tool", "tool_call_id": id, "content": text });
     if matches!(flavor, Flavor::MistralV1 | Flavor::KimiV1) {
-        message["name"] = json!(name);
+        message["name"] = json!(fit::name(name));
     }
     message
 }
@@ -129,14 +130,14 @@ fn assistant(text: Option<&str>, calls: &[RequestedCall], ids: &[String]) -> Obj
 fn tool_calls(calls: &[RequestedCall], ids: &[String]) -> Vec<Value> {
     let both = calls.iter().zip(ids);
     both.map(|(call, id)| {
-        let arguments = if call.arguments.is_empty() { "{}" } else { &call.arguments };
-        json!({ "id": id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
+        let (name, arguments) = (fit::name(&call.name), fit::arguments(&call.arguments));
+        json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments.get() } })
     })
     .collect()
 }
 
-/// The provider's own message, changed only where it would be refused: ids that had to change, and nulls
-/// and empty lists that APIs send but don't accept.
+/// The provider's own message, changed only where it would be refused: ids that had to change, calls that
+/// the model wrote wrongly, and nulls and empty lists that APIs send but don't accept.
 fn replay(mut own: Object, calls: &[RequestedCall], ids: &[String]) -> Object {
     if own.lacks("role") {
         own.set("role", "assistant");
@@ -160,6 +161,10 @@ fn replay(mut own: Object, calls: &[RequestedCall], ids: &[String]) -> Object {
             for (entry, id) in entries.iter_mut().zip(ids) {
                 if entry.get("id").map(RawValue::get) != Some(raw(id).get()) {
                     entry.set("id", id);
+                    changed = true;
+                }
+                if let Some(function) = fit::repaired_function(entry.get("function")) {
+                    entry.set("function", &function);
                     changed = true;
                 }
             }

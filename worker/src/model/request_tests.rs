@@ -93,7 +93,8 @@ fn a_chat_request_in_full() {
             { "role": "user", "content": "hello" },
             { "role": "assistant", "content": null, "tool_calls": [
                 { "id": "a", "type": "function", "function": { "name": "look", "arguments": "{\"at\": \"x\"}" } },
-                { "id": "b", "type": "function", "function": { "name": "look", "arguments": "not json" } },
+                { "id": "b", "type": "function", "function": {
+                    "name": "look", "arguments": "{\"_malformed\":\"not json\"}" } },
             ] },
             { "role": "tool", "tool_call_id": "a", "content": "seen" },
             { "role": "tool", "tool_call_id": "b", "content": "failed" },
@@ -159,6 +160,47 @@ fn repeated_ids_are_rewritten_in_the_providers_message_and_its_answers() {
     assert_eq!(messages[0]["tool_calls"][1]["id"], "n2");
     assert_eq!(messages[0]["role"], "assistant");
     assert_eq!((&messages[1]["tool_call_id"], &messages[2]["tool_call_id"]), (&json!("n1"), &json!("n2")));
+}
+
+#[test]
+fn calls_that_the_model_wrote_wrongly_are_told_in_a_form_that_is_taken() {
+    let own = r#"{"role":"assistant","content":null,"reasoning_content":"h\u00e9","tool_calls":[{"index":0,"id":"a","type":"function","function":{"name":"look","arguments":"{\"at\":1.50}"},"extra":[1e3]},{"id":"b","type":"function","function":{"name":"","arguments":"{}"},"extra":2},{"id":"c","type":"function","function":{"name":"look","arguments":"{\"at\":"}}]}"#;
+    let unnamed = RequestedCall { name: String::new(), ..call("b", "{}") };
+    let nameless =
+        Message::Tool { provider_id: "b".into(), name: String::new(), text: "no".into(), media: vec![] };
+    let request = request(vec![
+        assistant(
+            Flavor::KimiV1,
+            None,
+            vec![call("a", r#"{"at":1.50}"#), unnamed, call("c", r#"{"at":"#)],
+            Some(own),
+        ),
+        tool("a", "ok", vec![]),
+        nameless,
+        tool("c", "no", vec![]),
+    ]);
+    let text = text_of(&target(Flavor::KimiV1), &request);
+    let kept = r#"{"index":0,"id":"a","type":"function","function":{"name":"look","arguments":"{\"at\":1.50}"},"extra":[1e3]}"#;
+    assert!(text.contains(kept) && text.contains(r#""reasoning_content":"h\u00e9""#), "{text}");
+    let messages = body(&target(Flavor::KimiV1), &request)["messages"].clone();
+    let sent = &messages[0]["tool_calls"];
+    assert_eq!((&sent[1]["function"]["name"], &sent[1]["extra"]), (&json!("invalid_tool"), &json!(2)));
+    assert_eq!(sent[2]["function"]["arguments"], r#"{"_malformed":"{\"at\":"}"#);
+    assert_eq!(messages[2]["name"], "invalid_tool", "the result is of the tool that the call names");
+
+    let chat = body(&target(Flavor::Anthropic), &request)["messages"].clone();
+    assert_eq!(chat[0]["content"][1]["name"], "invalid_tool");
+    let own = r#"[{"type":"tool_use","id":"a","name":"look","input":{"at":1.50}},{"type":"tool_use","id":"b","name":"a b","input":[1],"x":1}]"#;
+    let request = super::request_tests::request(vec![assistant(
+        Flavor::Anthropic,
+        None,
+        vec![call("a", r#"{"at":1.50}"#), call("b", "[1]")],
+        Some(own),
+    )]);
+    let text = text_of(&target(Flavor::Anthropic), &request);
+    assert!(text.contains(r#"{"type":"tool_use","id":"a","name":"look","input":{"at":1.50}}"#), "{text}");
+    let repaired = r#"{"type":"tool_use","id":"b","name":"invalid_tool","input":{"_malformed":"[1]"},"x":1}"#;
+    assert!(text.contains(repaired), "{text}");
 }
 
 #[test]
