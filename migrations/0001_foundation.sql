@@ -166,7 +166,7 @@ CREATE TABLE runs (
     CHECK (state <> 'claimed' OR epoch > 0)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 200);
 -- lease_until is in no index, so that heartbeats stay HOT; parked runs are in none of these.
-CREATE INDEX runs_due ON runs (priority DESC, available_at, session_id) WHERE state = 'queued';
+CREATE INDEX runs_due ON runs (owner, priority DESC, available_at, session_id) WHERE state = 'queued';
 CREATE INDEX runs_timers ON runs (available_at) WHERE state = 'parked' AND available_at < 'infinity';
 CREATE INDEX runs_claimed ON runs (session_id) WHERE state = 'claimed';
 

@@ -1,6 +1,9 @@
 //! Leases: a worker's time-bound right to hold a run, fenced by an epoch that is never used twice.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use holdfast_engine::{
     decide::Mode,
@@ -51,9 +54,31 @@ pub struct Beat {
     pub renewed: bool,
 }
 
+/// Owners that get a share of one claim.
+pub const OWNERS_A_CLAIM: i64 = 32;
+
+/// Where a worker's turn around the owners stands: the next claim begins behind the owner that the last
+/// one ended with.
+#[derive(Debug, Default)]
+pub struct Rotation(Mutex<String>);
+
+impl Rotation {
+    fn get(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, owner: &str) {
+        owner.clone_into(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 /// Claims up to `slots` runs whose agents this worker has: with `expired`, those of dead workers first,
 /// then those that are due. `agents` names revisions as `slug@revision`; who has the current revision of an
 /// agent also takes runs that ask for an older one.
+///
+/// Due runs are shared fairly: up to [`OWNERS_A_CLAIM`] owners in turn, from where `rotation` stands, get
+/// an equal share of the slots, so that one owner's backlog keeps nobody else waiting for longer than a
+/// slot's turn.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it; nothing is claimed then that the worker doesn't know of
@@ -65,30 +90,46 @@ pub async fn claim(
     ttl: Duration,
     agents: &[String],
     expired: bool,
+    rotation: &Rotation,
 ) -> Result<Vec<Lease>, StoreError> {
     let client = store.lease_client().await?;
-    let (ttl, mut free) = (ttl.as_secs_f64(), i64::try_from(slots).unwrap_or(i64::MAX));
+    let free = i64::try_from(slots).unwrap_or(i64::MAX);
+    let ttl = ttl.as_secs_f64();
     let mut leases = Vec::new();
-    for (statement, taken_over) in [(sql::CLAIM_EXPIRED, true), (sql::CLAIM_QUEUED, false)] {
-        if free <= 0 || (taken_over && !expired) {
-            continue;
+    if expired {
+        let statement = client.prepare_cached(sql::CLAIM_EXPIRED).await?;
+        for row in client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await? {
+            leases.push(lease(&row, true)?);
         }
-        let claimed = async {
-            let statement = client.prepare_cached(statement).await?;
-            client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await
-        };
-        let rows = match claimed.await {
-            Ok(rows) => rows,
-            // What was claimed already has to be known to its holder.
-            Err(_) if !leases.is_empty() => break,
+    }
+    let free = free - i64::try_from(leases.len()).unwrap_or(i64::MAX);
+    let due = async {
+        let statement = client.prepare_cached(sql::DUE_OWNERS).await?;
+        let owners = client.query(&statement, &[&rotation.get(), &OWNERS_A_CLAIM]).await?;
+        let owners: Vec<&str> = owners.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let Some(last) = owners.last() else { return Ok(Vec::new()) };
+        rotation.set(last);
+        let share = (free + owners_count(&owners) - 1) / owners_count(&owners);
+        let statement = client.prepare_cached(sql::CLAIM_QUEUED).await?;
+        client.query(&statement, &[&worker.0, &free, &ttl, &agents, &owners, &share]).await
+    };
+    if free > 0 {
+        match due.await {
+            Ok(rows) => {
+                for row in &rows {
+                    leases.push(lease(row, false)?);
+                }
+            }
+            // What was taken over already has to be known to its holder.
+            Err(_) if !leases.is_empty() => {}
             Err(error) => return Err(error.into()),
-        };
-        for row in &rows {
-            leases.push(lease(row, taken_over)?);
         }
-        free -= i64::try_from(rows.len()).unwrap_or(i64::MAX);
     }
     Ok(leases)
+}
+
+fn owners_count(owners: &[&str]) -> i64 {
+    i64::try_from(owners.len()).unwrap_or(i64::MAX)
 }
 
 fn lease(row: &Row, taken_over: bool) -> Result<Lease, StoreError> {

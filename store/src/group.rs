@@ -118,3 +118,75 @@ async fn send(store: &Store, group: Vec<Request>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_engine::{
+        ids::{MailId, SessionId},
+        mail::{Control, MailBody, Priority, Sender},
+        session::Session,
+    };
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{commit::RunAfter, letters::Letter};
+
+    fn session(n: u128) -> SessionId {
+        SessionId(Uuid::from_u128(n))
+    }
+
+    /// A step of session `n`, marked by its epoch, that tells `parent`.
+    fn request(n: u128, mark: i64, parent: Option<u128>) -> Request {
+        let letter = Letter {
+            id: MailId(Uuid::from_u128(n)),
+            from: Sender::System { source: "test".to_owned() },
+            priority: Priority::Normal,
+            hops: 0,
+            body: MailBody::Control { message: Control::Resume },
+        };
+        let work = Commit {
+            id: Uuid::from_u128(n),
+            epoch: mark,
+            agent: String::new(),
+            agent_revision: String::new(),
+            session: Session::new(session(n)),
+            happened: Vec::new(),
+            blobs: Vec::new(),
+            run: RunAfter::Keep,
+            to_parent: parent.map(|parent| (session(parent), letter)),
+        };
+        Request { work, deadline: Instant::now(), answer: oneshot::channel().0 }
+    }
+
+    fn marks<'a>(requests: impl IntoIterator<Item = &'a Request>) -> Vec<i64> {
+        requests.into_iter().map(|request| request.work.epoch).collect()
+    }
+
+    #[tokio::test]
+    async fn no_session_stands_twice_in_a_group_and_each_keeps_its_order() {
+        let mut waiting = VecDeque::from([
+            request(1, 1, None),
+            request(1, 2, None),
+            request(2, 3, Some(1)),
+            request(3, 4, Some(9)),
+            request(9, 5, None),
+            request(4, 6, None),
+            request(1, 7, None),
+        ]);
+        assert_eq!(marks(&next_group(&mut waiting)), [1, 4, 6]);
+        assert_eq!(marks(&waiting), [2, 3, 5, 7]);
+        assert_eq!(marks(&next_group(&mut waiting)), [2, 5]);
+        assert_eq!(marks(&next_group(&mut waiting)), [3], "7 waits behind it for session 1");
+        assert_eq!(marks(&next_group(&mut waiting)), [7]);
+        assert!(waiting.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_group_is_bounded() {
+        let mut waiting: VecDeque<Request> =
+            (0..200).map(|n| request(n, i64::try_from(n).unwrap_or_default(), None)).collect();
+        assert_eq!(next_group(&mut waiting).len(), MAX_GROUP);
+        assert_eq!(waiting.len(), 200 - MAX_GROUP);
+        assert_eq!(waiting[0].work.epoch, i64::try_from(MAX_GROUP).unwrap_or_default());
+    }
+}

@@ -31,6 +31,7 @@ statements! {
     SETTLE_CONTINUATION = "settle_continuation",
     CANCEL_OPEN_CONTINUATIONS = "cancel_open_continuations",
     OVERDUE_CONTINUATIONS = "overdue_continuations",
+    DUE_OWNERS = "due_owners",
     CLAIM_QUEUED = "claim_queued",
     CLAIM_EXPIRED = "claim_expired",
     HEARTBEAT = "heartbeat",

@@ -2,6 +2,7 @@
 //! copy of it, a worker's hand without a model, a proxy that breaks connections at chosen moments, and
 //! whole nodes as processes with clients that try again.
 
+pub mod chaos;
 pub mod cluster;
 pub mod gates;
 pub mod proxy;

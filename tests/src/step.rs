@@ -16,7 +16,7 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store, StoreError,
-    claim::{self, Beat, Lease},
+    claim::{self, Beat, Lease, Rotation},
     commit::{self, Commit, Outcome, RunAfter},
     letters::Letter,
     load,
@@ -57,7 +57,7 @@ pub fn calls(wanted: &[(&str, &str)]) -> ModelAnswer {
 /// # Panics
 /// If the store refuses.
 pub async fn claim(store: &Store, agents: &[String], slots: usize, ttl: Duration) -> Vec<Lease> {
-    claim::claim(store, worker(), slots, ttl, agents, true).await.expect("a claim")
+    claim::claim(store, worker(), slots, ttl, agents, true, &Rotation::default()).await.expect("a claim")
 }
 
 /// Gives leases back in good order. Returns how many.
@@ -110,9 +110,15 @@ impl Holder {
     /// # Panics
     /// If no run is due, or the session can't be loaded.
     pub async fn claim(store: &Store, agent: &Agent, ttl: Duration) -> Self {
-        let leases = claim(store, &roster(agent), 1, ttl).await;
-        let lease = leases.into_iter().next().expect("a run that is due");
-        Self::load(store, agent, lease).await
+        // A claim steps around a row whose last holder is still rolling back; a worker looks again too.
+        let mut looks = tokio::time::interval(std::time::Duration::from_millis(10));
+        for _ in 0..100 {
+            looks.tick().await;
+            if let Some(lease) = claim(store, &roster(agent), 1, ttl).await.into_iter().next() {
+                return Self::load(store, agent, lease).await;
+            }
+        }
+        panic!("no run is due")
     }
 
     /// Claims every run that is due, and loads the sessions.

@@ -203,3 +203,34 @@ fn sources(dir: &Path) -> Vec<(PathBuf, String)> {
     }
     found
 }
+
+/// Every function of the tree, whatever it is.
+fn functions(dir: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.ends_with("target") && !path.ends_with(".git") {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("text");
+            let names = text.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let mut found = BTreeSet::new();
+    functions(&root(), &mut found);
+    let page = fs::read_to_string(root().join("docs/INVARIANTS.md")).expect("the page");
+    let mut promises = 0;
+    for line in page.lines().filter(|line| line.starts_with("| I")) {
+        promises += 1;
+        let named: Vec<&str> = line.split('`').skip(1).step_by(2).collect();
+        assert!(!named.is_empty(), "no test proves {line}");
+        for name in named {
+            assert!(found.contains(name), "{name} is named in docs/INVARIANTS.md and isn't there");
+        }
+    }
+    assert_eq!(promises, 7);
+}

@@ -4,7 +4,10 @@ use std::{
     collections::{HashMap, HashSet},
     fmt,
     path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -39,6 +42,8 @@ pub struct Toolbox {
     sources: Arc<[Source]>,
     /// What is on offer. Replaced as a whole, so that nobody sees half a change.
     tools: RwLock<Arc<Vec<Tool>>>,
+    /// Rises after what is on offer has changed.
+    edition: AtomicU64,
     known: Mutex<Known>,
 }
 
@@ -76,8 +81,12 @@ impl Toolbox {
     /// Finds and describes the tools of `sources`. What can't be used is hidden and named in the
     /// warnings.
     pub async fn open(sources: Vec<Source>) -> (Self, Vec<String>) {
-        let toolbox =
-            Self { sources: sources.into(), tools: RwLock::default(), known: Mutex::new(Known::default()) };
+        let toolbox = Self {
+            sources: sources.into(),
+            tools: RwLock::default(),
+            edition: AtomicU64::new(0),
+            known: Mutex::new(Known::default()),
+        };
         // Told by whoever opens it.
         let warnings = toolbox.look().await.0.warnings;
         (toolbox, warnings)
@@ -86,6 +95,11 @@ impl Toolbox {
     /// The tools on offer now, in load order.
     pub fn specs(&self) -> Vec<ToolSpec> {
         self.current().iter().map(|tool| tool.spec.clone()).collect()
+    }
+
+    /// A number that rises whenever [`Self::specs`] may have changed.
+    pub fn edition(&self) -> u64 {
+        self.edition.load(Ordering::Acquire)
     }
 
     /// Whether a tool of this name is on offer now.
@@ -161,6 +175,9 @@ impl Toolbox {
                 .zip(&tools)
                 .all(|(old, new)| old.spec == new.spec && Arc::ptr_eq(&old.script, &new.script));
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tools);
+        if !same {
+            self.edition.fetch_add(1, Ordering::Release);
+        }
         let fresh = warnings.iter().filter(|warning| !known.warnings.contains(warning)).cloned().collect();
         known.warnings.clone_from(&warnings);
         (Refreshed { changed: !same, warnings }, fresh)
@@ -245,7 +262,12 @@ impl Toolbox {
 impl Default for Toolbox {
     /// A toolbox without tools.
     fn default() -> Self {
-        Self { sources: Arc::new([]), tools: RwLock::default(), known: Mutex::default() }
+        Self {
+            sources: Arc::new([]),
+            tools: RwLock::default(),
+            edition: AtomicU64::new(0),
+            known: Mutex::default(),
+        }
     }
 }
 

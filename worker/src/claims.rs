@@ -187,8 +187,16 @@ async fn take_leases(
     let asked_at = Instant::now();
     shared.store.at("claim.before").await;
     let agents = shared.roster.names();
-    let leases =
-        claim::claim(&shared.store, shared.id, permits.len(), shared.lease_ttl, &agents, expired).await?;
+    let leases = claim::claim(
+        &shared.store,
+        shared.id,
+        permits.len(),
+        shared.lease_ttl,
+        &agents,
+        expired,
+        &shared.rotation,
+    )
+    .await?;
     shared.store.at("claim.done").await;
     let taken: Vec<String> =
         leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();

@@ -10,7 +10,7 @@ use holdfast_engine::{
     ids::{CallId, MailId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
     model::ModelAnswer,
-    session::{CallState, Event, Hold, Session, Status},
+    session::{CallState, Event, Hold, Illegal, Session, Status},
     turn::{Turn, TurnBody},
 };
 use holdfast_store::{
@@ -27,7 +27,6 @@ use crate::{
     MAX_TAKEOVERS, Shared,
     calls::{Ended, Running, Scope},
     held::Slot,
-    lease::Gone,
     metrics,
     request::{self, Fetched, Unanswered},
     roster::Member,
@@ -36,12 +35,35 @@ use crate::{
 /// How long a load is tried again while the database is away.
 const LOAD_PAUSE: Duration = Duration::from_millis(200);
 
+/// Why a run isn't driven on here.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Gone {
+    /// Somebody else holds it, or its time is over.
+    #[error("the lease is gone")]
+    LeaseLost,
+    /// This worker is leaving; the lease goes back.
+    #[error("the worker is leaving")]
+    Leaving,
+    /// The session was deleted.
+    #[error("the session is deleted")]
+    Deleted,
+    /// A run that ends its workers time and again is ended before it ends another one.
+    #[error("poison: {0} workers died over this run")]
+    Poison(i32),
+    /// The store can't say what the run needs.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A fault of the engine's rules: the run can't be driven from this state.
+    #[error("illegal: {0}")]
+    Illegal(#[from] Illegal),
+}
+
 /// A run as its task holds it.
 struct Driver<'a> {
     shared: &'a Arc<Shared>,
     slot: &'a Slot,
     member: &'a Member,
-    agent: Agent,
+    agent: Arc<Agent>,
     owner: String,
     parent: Option<(holdfast_engine::ids::SessionId, CallId)>,
     session: Session,
@@ -119,7 +141,7 @@ impl Driver<'_> {
                     return self.leave().await;
                 }
                 // What runs comes home; nothing else begins.
-                self.agent.max_concurrency = 0;
+                Arc::make_mut(&mut self.agent).max_concurrency = 0;
             }
             let next = self.decide()?;
             self.shared.store.at("decide.done").await;

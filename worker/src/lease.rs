@@ -2,35 +2,16 @@
 
 use std::sync::Arc;
 
-use holdfast_engine::session::Illegal;
-use holdfast_store::{StoreError, commit};
+use holdfast_store::commit;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::{Shared, claims::Claimed, drive::drive, held::Slot};
-
-/// Why a run isn't driven on here.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Gone {
-    /// Somebody else holds it, or its time is over.
-    #[error("the lease is gone")]
-    LeaseLost,
-    /// This worker is leaving; the lease goes back.
-    #[error("the worker is leaving")]
-    Leaving,
-    /// The session was deleted.
-    #[error("the session is deleted")]
-    Deleted,
-    /// A run that ends its workers time and again is ended before it ends another one.
-    #[error("poison: {0} workers died over this run")]
-    Poison(i32),
-    /// The store can't say what the run needs.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A fault of the engine's rules: the run can't be driven from this state.
-    #[error("illegal: {0}")]
-    Illegal(#[from] Illegal),
-}
+use crate::{
+    Shared,
+    claims::Claimed,
+    drive::{Gone, drive},
+    held::Slot,
+};
 
 /// Drives a claimed lease. What apalis calls for every task.
 pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infallible> {

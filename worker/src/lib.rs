@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 
 use apalis::prelude::{ParallelizeExt, WorkerBuilder};
 use holdfast_engine::ids::WorkerId;
-use holdfast_store::{Store, StoreError, group::Committer, listen::Listener, workers};
+use holdfast_store::{Store, StoreError, claim::Rotation, group::Committer, listen::Listener, workers};
 use holdfast_tools::LoadedAgent;
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -90,6 +90,7 @@ pub(crate) struct Shared {
     pub(crate) keys: ApiKeys,
     pub(crate) model: Arc<dyn ModelClient>,
     pub(crate) held: Held,
+    pub(crate) rotation: Rotation,
     pub(crate) slots: Arc<Semaphore>,
     pub(crate) slot_count: usize,
     pub(crate) lease_ttl: Duration,
@@ -138,6 +139,7 @@ pub async fn run_with(
         keys: config.keys,
         model,
         held: Held::default(),
+        rotation: Rotation::default(),
         slots: Arc::new(Semaphore::new(slots)),
         slot_count: slots,
         lease_ttl: config.lease_ttl,

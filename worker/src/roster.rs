@@ -1,6 +1,9 @@
 //! The agents that a worker has.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use holdfast_engine::agent::Agent;
 use holdfast_store::claim::Lease;
@@ -11,12 +14,27 @@ use holdfast_tools::{LoadedAgent, Toolbox};
 pub(crate) struct Member {
     agent: Arc<Agent>,
     pub(crate) toolbox: Arc<Toolbox>,
+    /// The agent as it was last asked for, with the edition of its tools.
+    ready: Arc<Mutex<Option<Ready>>>,
 }
+
+/// An agent with the edition of the tools that it was made with.
+type Ready = (u64, Arc<Agent>);
 
 impl Member {
     /// The agent with the tools that its toolbox offers now.
-    pub(crate) fn agent(&self) -> Agent {
-        Agent { tools: self.toolbox.specs(), ..(*self.agent).clone() }
+    pub(crate) fn agent(&self) -> Arc<Agent> {
+        // Read before the tools: a change in between makes the next caller look again.
+        let edition = self.toolbox.edition();
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*ready {
+            Some((known, agent)) if *known == edition => Arc::clone(agent),
+            _ => {
+                let agent = Arc::new(Agent { tools: self.toolbox.specs(), ..(*self.agent).clone() });
+                *ready = Some((edition, Arc::clone(&agent)));
+                agent
+            }
+        }
     }
 }
 
@@ -27,7 +45,7 @@ impl Roster {
     pub(crate) fn new(agents: Vec<LoadedAgent>) -> Self {
         let member = |loaded: LoadedAgent| {
             let agent = Arc::new(loaded.agent);
-            (agent.slug.clone(), Member { agent, toolbox: loaded.toolbox })
+            (agent.slug.clone(), Member { agent, toolbox: loaded.toolbox, ready: Arc::default() })
         };
         Self(agents.into_iter().map(member).collect())
     }

@@ -75,8 +75,16 @@ pub(crate) async fn claim(store: &Store) -> Held {
     let roster = [format!("{AGENT}@r1")];
     let claiming = async {
         loop {
-            let leases =
-                claim::claim(store, WorkerId(Uuid::now_v7()), 1, Duration::from_secs(300), &roster, true);
+            let rotation = claim::Rotation::default();
+            let leases = claim::claim(
+                store,
+                WorkerId(Uuid::now_v7()),
+                1,
+                Duration::from_secs(300),
+                &roster,
+                true,
+                &rotation,
+            );
             if let Some(lease) = leases.await.expect("a claim").pop() {
                 return lease;
             }

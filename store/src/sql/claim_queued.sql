@@ -1,12 +1,19 @@
+-- A share of the free slots for each owner whose turn it is; within an owner, by priority and then by age.
 -- The row that comes back, not the intention, decides what is run. Only run rows are locked.
 WITH due AS MATERIALIZED (
-    SELECT session_id FROM runs
-    WHERE state = 'queued' AND available_at <= now()
-      AND (agent || '@' || agent_revision = ANY($4::text[])
-           OR agent IN (SELECT slug FROM agents WHERE current AND slug || '@' || revision = ANY($4::text[])))
-    ORDER BY priority DESC, available_at, session_id
+    SELECT mine.session_id
+    FROM UNNEST($5::text[]) WITH ORDINALITY AS turn (owner, place)
+    CROSS JOIN LATERAL (
+        SELECT r.session_id FROM runs r
+        WHERE r.owner = turn.owner AND r.state = 'queued' AND r.available_at <= now()
+          AND (r.agent || '@' || r.agent_revision = ANY($4::text[])
+               OR r.agent IN (SELECT slug FROM agents WHERE current AND slug || '@' || revision = ANY($4::text[])))
+        ORDER BY r.priority DESC, r.available_at, r.session_id
+        LIMIT $6
+        FOR UPDATE SKIP LOCKED
+    ) mine
+    ORDER BY turn.place
     LIMIT $2
-    FOR UPDATE SKIP LOCKED
 )
 UPDATE runs r
 SET state = 'claimed', worker = $1, lease_until = now() + make_interval(secs => $3::float8), epoch = nextval('run_epochs')

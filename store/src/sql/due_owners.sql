@@ -1,0 +1,16 @@
+-- Whose turn it is: owners with due runs, from the cursor on and then from the start, by a skip scan that
+-- touches one index entry an owner, however many runs each has.
+WITH RECURSIVE ahead (owner) AS (
+    (SELECT owner FROM runs WHERE state = 'queued' AND available_at <= now() AND owner > $1 ORDER BY owner LIMIT 1)
+    UNION ALL
+    SELECT next.owner FROM ahead CROSS JOIN LATERAL (
+        SELECT r.owner FROM runs r WHERE r.state = 'queued' AND r.available_at <= now() AND r.owner > ahead.owner
+        ORDER BY r.owner LIMIT 1) next
+), wrapped (owner) AS (
+    (SELECT owner FROM runs WHERE state = 'queued' AND available_at <= now() AND owner <= $1 ORDER BY owner LIMIT 1)
+    UNION ALL
+    SELECT next.owner FROM wrapped CROSS JOIN LATERAL (
+        SELECT r.owner FROM runs r WHERE r.state = 'queued' AND r.available_at <= now() AND r.owner > wrapped.owner AND r.owner <= $1
+        ORDER BY r.owner LIMIT 1) next
+)
+SELECT owner FROM (SELECT owner FROM ahead UNION ALL SELECT owner FROM wrapped) turn LIMIT $2
