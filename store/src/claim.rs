@@ -103,29 +103,45 @@ pub async fn claim(
         }
     }
     let free = free - i64::try_from(leases.len()).unwrap_or(i64::MAX);
-    let due = async {
-        let statement = client.prepare_cached(sql::DUE_OWNERS).await?;
-        let owners = client.query(&statement, &[&rotation.get(), &OWNERS_A_CLAIM]).await?;
-        let owners: Vec<&str> = owners.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
-        let Some(last) = owners.last() else { return Ok(Vec::new()) };
-        rotation.set(last);
-        let share = (free + owners_count(&owners) - 1) / owners_count(&owners);
-        let statement = client.prepare_cached(sql::CLAIM_QUEUED).await?;
-        client.query(&statement, &[&worker.0, &free, &ttl, &agents, &owners, &share]).await
-    };
     if free > 0 {
-        match due.await {
-            Ok(rows) => {
-                for row in &rows {
-                    leases.push(lease(row, false)?);
-                }
-            }
+        match claim_due(&client, worker, free, ttl, agents, rotation).await {
+            Ok(due) => leases.extend(due),
             // What was taken over already has to be known to its holder.
             Err(_) if !leases.is_empty() => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
     Ok(leases)
+}
+
+/// Pages of owners that one claim looks at before it finds a run that its worker can serve.
+const PAGES_A_CLAIM: usize = 16;
+
+async fn claim_due(
+    client: &deadpool_postgres::Client,
+    worker: WorkerId,
+    free: i64,
+    ttl: f64,
+    agents: &[String],
+    rotation: &Rotation,
+) -> Result<Vec<Lease>, StoreError> {
+    let list = client.prepare_cached(sql::DUE_OWNERS).await?;
+    let claim = client.prepare_cached(sql::CLAIM_QUEUED).await?;
+    for _ in 0..PAGES_A_CLAIM {
+        let rows = client.query(&list, &[&rotation.get(), &OWNERS_A_CLAIM]).await?;
+        let owners: Vec<&str> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let Some(last) = owners.last() else { return Ok(Vec::new()) };
+        let share = (free + owners_count(&owners) - 1) / owners_count(&owners);
+        let rows = client.query(&claim, &[&worker.0, &free, &ttl, &agents, &owners, &share]).await?;
+        let leases: Vec<Lease> = rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?;
+        // The next turn begins behind the last owner that was served: those behind it have waited.
+        let served = owners.iter().rposition(|owner| leases.iter().any(|lease| lease.owner == *owner));
+        rotation.set(served.map_or(last, |place| owners[place]));
+        if !leases.is_empty() || owners_count(&owners) < OWNERS_A_CLAIM {
+            return Ok(leases);
+        }
+    }
+    Ok(Vec::new())
 }
 
 fn owners_count(owners: &[&str]) -> i64 {
@@ -225,7 +241,8 @@ async fn release_once(
     panic: bool,
 ) -> Result<u64, StoreError> {
     let (sessions, epochs) = columns(held);
-    let client = store.lease_client().await?;
+    // It may wait for rows; heartbeats must not wait for it.
+    let client = store.client().await?;
     let statement = client.prepare_cached(sql::RELEASE).await?;
     let died = i32::from(panic);
     Ok(client.execute(&statement, &[&sessions, &epochs, &delay.as_secs_f64(), &died]).await?)

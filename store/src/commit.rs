@@ -134,7 +134,10 @@ pub async fn commit(
         }
         tokio::time::sleep(INQUIRY_PAUSE).await;
         match inquire(store, work).await {
-            Ok(Some(outcome)) => return Ok(outcome),
+            Ok(Some(outcome)) => {
+                announce(store, work, outcome);
+                return Ok(outcome);
+            }
             // Either it is to be sent again, or the database is still away: the loop finds out.
             Ok(None) | Err(StoreError::Unavailable(_)) => {}
             Err(error) => return Err(error),
@@ -201,6 +204,10 @@ pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<
     let tx = client.transaction().await?;
     store.at("commit.begun").await;
     let touched: Vec<SessionId> = works.iter().flat_map(|work| work.touches()).collect();
+    // Prepared first, so that the two locks are asked for in this order on a new connection too.
+    for statement in [sql::LOCK_SESSION, sql::LOCK_RUN] {
+        tx.prepare_cached(statement).await?;
+    }
     let (sessions, runs) = futures::try_join!(lock_sessions(&tx, &touched), lock_runs(&tx, &touched))?;
     let sessions: HashMap<SessionId, &Locked> =
         sessions.iter().map(|session| (session.id, session)).collect();

@@ -1,7 +1,10 @@
 //! Group commit: one committer a worker. It sends whatever has gathered as soon as it is free, never by
 //! a timer: a lone step waits for nobody, and under load a transaction carries many.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -12,11 +15,14 @@ use crate::{
     Store,
     commit::{self, Commit, Outcome},
     errors::StoreError,
-    retry::against_rivals,
 };
 
 /// Steps that one transaction carries at the most.
 pub const MAX_GROUP: usize = 64;
+
+/// How long a group may take before its members go their own ways: one row that somebody holds must not
+/// keep the steps of all others.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Steps that may wait for the committer; more wait for their turn to wait.
 const QUEUE: usize = 1024;
@@ -68,7 +74,11 @@ async fn run(store: Store, mut requests: mpsc::Receiver<Request>) {
         {
             waiting.push_back(request);
         }
-        send(&store, next_group(&mut waiting)).await;
+        // A task of its own, so that a panic costs one group and not the committer.
+        let sending = tokio::spawn(send(store.clone(), next_group(&mut waiting)));
+        if let Err(error) = sending.await {
+            tracing::error!(%error, "storing a group of steps panicked");
+        }
     }
 }
 
@@ -92,23 +102,25 @@ fn next_group(waiting: &mut VecDeque<Request>) -> Vec<Request> {
     group
 }
 
-/// Stores a group. If it fails as a whole, its members are stored singly, so that only the culprit
-/// fails and each unknown outcome is found out.
-async fn send(store: &Store, group: Vec<Request>) {
+/// Stores a group. If it fails as a whole, or has to wait for somebody's lock or for a connection that
+/// has died, its members are stored singly: only the culprit fails or waits, and each unknown outcome is
+/// found out.
+async fn send(store: Store, group: Vec<Request>) {
     let stored = {
         let works: Vec<&Commit> = group.iter().map(|request| &request.work).collect();
-        against_rivals(|| commit::store_group(store, &works)).await
+        tokio::time::timeout(PATIENCE, commit::store_group(&store, &works)).await
     };
     match stored {
-        Ok(outcomes) => {
+        Ok(Ok(outcomes)) => {
             for (request, outcome) in group.into_iter().zip(outcomes) {
-                commit::announce(store, &request.work, outcome);
+                commit::announce(&store, &request.work, outcome);
                 // Nobody may be waiting any more.
                 let _ = request.answer.send(Ok(outcome));
             }
         }
-        Err(error) => {
-            tracing::debug!(%error, members = group.len(), "a group is stored singly");
+        failed => {
+            let error = failed.err().map_or_else(String::new, |elapsed| elapsed.to_string());
+            tracing::debug!(error, members = group.len(), "a group is stored singly");
             for Request { work, deadline, answer } in group {
                 let store = store.clone();
                 tokio::spawn(async move {

@@ -30,7 +30,7 @@ async fn both_pools_run_bounded_sessions_in_utc() {
         ("TimeZone", "UTC"),
         ("statement_timeout", "30s"),
         ("lock_timeout", "10s"),
-        ("idle_in_transaction_session_timeout", "30s"),
+        ("idle_in_transaction_session_timeout", "5s"),
         ("application_name", "holdfast-test"),
         ("search_path", "here"),
     ] {

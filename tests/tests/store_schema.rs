@@ -393,7 +393,12 @@ async fn due_timers_are_promoted_in_batches_and_by_many_at_once() {
     let queued = world.count("SELECT count(*) FROM runs WHERE state = 'queued'").await;
     assert_eq!(queued, 10 + i64::try_from(promoted).expect("few"), "none is promoted twice");
     while passes::promote_timers(&world.store, 100).await.expect("a pass") > 0 {}
-    assert_eq!(claim(&world.store, &roster(&world.agent), 100, Duration::from_secs(60)).await.len(), 50);
+    // Two claims: an owner with less than its share leaves slots to the next one.
+    let mut claimed = 0;
+    for _ in 0..2 {
+        claimed += claim(&world.store, &roster(&world.agent), 100, Duration::from_secs(60)).await.len();
+    }
+    assert_eq!(claimed, 50);
 }
 
 #[tokio::test]

@@ -243,6 +243,8 @@ impl Driver<'_> {
                 Ok(released)
             }
             Ok(Outcome::LeaseLost) => Err(Gone::LeaseLost),
+            // Whether the step is stored is for the next holder to see; the lease, if it stands, goes back.
+            Err(error) if error.is_unavailable() && self.slot.stands() => Err(Gone::Leaving),
             Err(error) if error.is_unavailable() => Err(Gone::LeaseLost),
             Err(error) => Err(error.into()),
         }
@@ -291,13 +293,8 @@ impl Driver<'_> {
                 tokio::select! {
                     answer = &mut asking => break Some(answer),
                     () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
-                    () = self.slot.woken(known) => {
-                        let mail = load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await;
-                        // While the database is away the request goes on.
-                        let Ok((mail, mode)) = mail else {
-                            tokio::time::sleep(LOAD_PAUSE).await;
-                            continue;
-                        };
+                    // While the database is away the request goes on.
+                    (mail, mode) = news(self.shared, self.slot, &self.session, known) => {
                         known = mail.last().map_or(known, |letter| letter.seq).max(self.slot.standing.borrow().wake_seq);
                         if mail.iter().any(stops) {
                             self.inbox = mail;
@@ -370,8 +367,9 @@ impl Driver<'_> {
                 self.running.keep(|_| false).await;
                 return Err(Gone::Leaving);
             }
-            () = self.slot.woken(self.session.cursor) => {
-                self.fetch_mail().await?;
+            (mail, mode) = news(self.shared, self.slot, &self.session, self.session.cursor) => {
+                self.inbox = mail;
+                self.run.mode = mode.unwrap_or(self.run.mode);
                 return Ok(());
             }
         };
@@ -452,6 +450,18 @@ impl Driver<'_> {
             body: MailBody::ToolCallFinished { tool_call_id: call, settled },
         };
         Some((parent, letter))
+    }
+}
+
+/// Waits for mail above `known` that wakes the run, and fetches all that hasn't been considered. Dropping
+/// it loses nothing, so an effect under way is polled beside it.
+async fn news(shared: &Shared, slot: &Slot, session: &Session, known: i64) -> (Vec<Envelope>, Option<Mode>) {
+    slot.woken(known).await;
+    loop {
+        match load::mail_above(&shared.store, session.id, session.cursor).await {
+            Ok(news) => return news,
+            Err(_) => tokio::time::sleep(LOAD_PAUSE).await,
+        }
     }
 }
 

@@ -26,11 +26,24 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
     let mut hints = listener.subscribe();
     let every = beat_every(shared.lease_ttl);
     let mut next = Instant::now() + every;
+    // Leases that the last beat passed over because their rows were locked.
+    let mut passed: Vec<(SessionId, i64)> = Vec::new();
     loop {
+        let again = if passed.is_empty() { next } else { next.min(Instant::now() + RETRY) };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep_until(next) => {
-                next = beat(&shared).await.map_or_else(|| Instant::now() + RETRY, |sent| sent + every);
+            () = tokio::time::sleep_until(again) => {
+                let full = again == next;
+                let asked = if full { shared.held.list() } else { std::mem::take(&mut passed) };
+                match beat(&shared, asked).await {
+                    Some((sent, left)) => {
+                        passed = left;
+                        if full {
+                            next = sent + every;
+                        }
+                    }
+                    None => next = Instant::now() + RETRY,
+                }
             }
             heard = hints.recv() => match heard {
                 Some(heard) => look(&shared, heard, &mut hints).await,
@@ -64,10 +77,9 @@ async fn look(shared: &Shared, first: Heard, hints: &mut Subscription) {
     }
 }
 
-/// One heartbeat. Returns when it was sent, or nothing if it failed or passed leases over whose rows
-/// were locked.
-async fn beat(shared: &Shared) -> Option<Instant> {
-    let asked = shared.held.list();
+/// One heartbeat for the leases `asked`. Returns when it was sent and which leases it passed over, or
+/// nothing if it failed.
+async fn beat(shared: &Shared, asked: Vec<(SessionId, i64)>) -> Option<(Instant, Vec<(SessionId, i64)>)> {
     let sent = Instant::now();
     let answer = tokio::time::timeout(
         beat_every(shared.lease_ttl),
@@ -79,7 +91,8 @@ async fn beat(shared: &Shared) -> Option<Instant> {
                 metrics::lease_lost();
                 tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "another worker holds the run, or nobody may");
             }
-            beats.iter().all(|beat| beat.renewed).then_some(sent)
+            let passed = beats.iter().filter(|beat| !beat.renewed);
+            Some((sent, passed.map(|beat| (beat.session, beat.epoch)).collect()))
         }
         Ok(Err(error)) => {
             tracing::warn!(kind = "worker.heartbeat_failed", %error, leases = asked.len(), "leases can't be renewed");

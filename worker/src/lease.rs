@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_store::commit;
+use holdfast_store::{StoreError, commit};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -59,6 +59,10 @@ async fn run(shared: &Arc<Shared>, slot: Slot) {
         Err(error @ Gone::Poison(_)) => {
             tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
             give_up(shared, slot, &error.to_string()).await;
+        }
+        Err(Gone::Store(error @ StoreError::Rival)) => {
+            tracing::warn!(kind = "run.put_off", session_id = %session, run_epoch = epoch, %error);
+            slot.put_off();
         }
         Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
             tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");

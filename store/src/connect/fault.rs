@@ -22,7 +22,8 @@ impl Fault {
     pub fn of_code(code: &str) -> Fault {
         match code {
             // Serialization failure, deadlock, and a lock that wasn't granted within lock_timeout.
-            "40001" | "40P01" | "55P03" => Fault::Retryable,
+            // And what a pipelined statement says behind one that failed so.
+            "40001" | "40P01" | "55P03" | "25P02" => Fault::Retryable,
             // Shutdowns, a server that is starting, idle limits that closed the connection, a
             // statement over its time, a primary that has become a standby, a full disk or memory.
             "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "57014" | "25006" => Fault::Unavailable,

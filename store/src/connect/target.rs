@@ -32,7 +32,7 @@ impl Session {
         match self {
             Session::Bounded => {
                 "-c TimeZone=UTC -c statement_timeout=30s -c lock_timeout=10s \
-                 -c idle_in_transaction_session_timeout=30s"
+                 -c idle_in_transaction_session_timeout=5s"
             }
             Session::Migrating => {
                 "-c TimeZone=UTC -c client_min_messages=warning -c statement_timeout=0 -c lock_timeout=0 \
@@ -216,7 +216,7 @@ mod tests {
         let read = target(url, Session::Bounded).expect("a good URL");
         let options = read.config.get_options().expect("options").to_owned();
         assert!(
-            options.ends_with("-c idle_in_transaction_session_timeout=30s -c statement_timeout=5s"),
+            options.ends_with("-c idle_in_transaction_session_timeout=5s -c statement_timeout=5s"),
             "{options}"
         );
         assert_eq!(read.sqlx.get_options(), Some(options.as_str()));
