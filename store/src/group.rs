@@ -22,7 +22,7 @@ pub const MAX_GROUP: usize = 64;
 
 /// How long a group may take before its members go their own ways: one row that somebody holds must not
 /// keep the steps of all others.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Steps that may wait for the committer; more wait for their turn to wait.
 const QUEUE: usize = 1024;

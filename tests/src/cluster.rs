@@ -5,6 +5,7 @@
 //! own. Without it each process starts one for itself.
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
     sync::{OnceLock, mpsc},
 };
@@ -247,7 +248,27 @@ pub async fn named_database(name: &str) -> Result<String> {
     with_database(server_url(), name)
 }
 
+/// As [`make_once`], again where the server ends the connection: beside suites that load it to its limits
+/// it may.
 async fn make(migrated: bool) -> Result<Database> {
+    let mut pause = tokio::time::interval(std::time::Duration::from_millis(300));
+    for _ in 0..10 {
+        pause.tick().await;
+        match make_once(migrated).await {
+            Err(error)
+                if error
+                    .downcast_ref::<tokio_postgres::Error>()
+                    .is_some_and(tokio_postgres::Error::is_closed) =>
+            {
+                let _ = writeln!(std::io::stderr(), "a database is made again: {error}");
+            }
+            made => return made,
+        }
+    }
+    make_once(migrated).await
+}
+
+async fn make_once(migrated: bool) -> Result<Database> {
     let server = tokio::task::spawn_blocking(server_url).await?;
     let admin = connect(server).await?;
     let template = if migrated { ensure_template(&admin).await? } else { "template0".to_owned() };

@@ -28,7 +28,10 @@ use uuid::Uuid;
 pub use rustix::process::Signal;
 
 /// How long anything in a test may take before it counts as stuck.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long a client waits for one answer before it sends its request again.
+const ATTEMPT: Duration = Duration::from_secs(40);
 
 /// The binary under test: beside this test's own, where the test command builds it.
 ///
@@ -100,7 +103,7 @@ impl Drop for Model {
 pub fn client() -> reqwest::Client {
     // Only the first of a process's installations counts; the others find it done.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder().timeout(PATIENCE).build().expect("a client without options can be built")
+    reqwest::Client::builder().timeout(ATTEMPT).build().expect("a client without options can be built")
 }
 
 /// A node of Holdfast: one process.
