@@ -10,19 +10,19 @@ use holdfast_tests::world::{CANONICAL_ANSWER, World, answer, token};
 const STEPS: [&str; 6] =
     ["before create", "after create", "after deferral", "between results", "after results", "never"];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_flow_survives_a_restart_between_any_two_steps() -> Result<()> {
+/// A Postgres of the test's own, which it may restart, with a database.
+async fn own_server() -> Result<(tempfile::TempDir, Cluster, String)> {
     holdfast_store::install::ensure_installed().await?;
     let dir = tempfile::tempdir()?;
-    let cluster = Cluster::start(EmbeddedOptions {
-        data_dir: PathBuf::from(dir.path()),
-        durable: true,
-        settings: Vec::new(),
-        port: None,
-    })
-    .await?;
-    cluster.create_database("restarts").await?;
-    let url = cluster.url("restarts");
+    let cluster = Cluster::start(EmbeddedOptions::new(PathBuf::from(dir.path()))).await?;
+    cluster.create_database("flow").await?;
+    let url = cluster.url("flow");
+    Ok((dir, cluster, url))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_flow_survives_a_restart_between_any_two_steps() -> Result<()> {
+    let (_dir, cluster, url) = own_server().await?;
     let mut world = World::canonical(&url, true).await?;
     world.lease_ttl = 5;
     let (mut api, first) = world.node("api", &[], &[]).await?;
@@ -59,17 +59,8 @@ async fn the_flow_survives_a_restart_between_any_two_steps() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_postgres_is_away_requests_are_answered_with_503() -> Result<()> {
-    holdfast_store::install::ensure_installed().await?;
-    let dir = tempfile::tempdir()?;
-    let cluster = Cluster::start(EmbeddedOptions {
-        data_dir: PathBuf::from(dir.path()),
-        durable: true,
-        settings: Vec::new(),
-        port: None,
-    })
-    .await?;
-    cluster.create_database("away").await?;
-    let world = World::canonical(&cluster.url("away"), true).await?;
+    let (_dir, cluster, url) = own_server().await?;
+    let world = World::canonical(&url, true).await?;
     let (_api, api) = world.node("api", &[], &[]).await?;
     cluster.stop(StopMode::Fast).await?;
     let client = holdfast_tests::world::client();
