@@ -21,7 +21,7 @@ use crate::{
 /// How often a call of an idempotent tool is begun again after its worker died.
 pub const MAX_RESTARTS: i32 = 3;
 
-/// How many tool calls one answer of a model may ask for; the rest are refused.
+/// How many tool calls one answer of a model may ask for; the rest are left out.
 pub const MAX_CALLS: usize = 128;
 
 /// How far a run goes.

@@ -101,11 +101,7 @@ async fn create_once(
         None => return Err(StoreError::UnknownAgent(new.agent.clone())),
     };
     let root = match new.parent {
-        Some(parent) => {
-            lock_own(&tx, parent, Some(&new.owner)).await?;
-            let row = tx.query_one("SELECT root_id FROM sessions WHERE id = $1", &[&parent.0]).await?;
-            row.try_get::<_, Uuid>(0)?
-        }
+        Some(parent) => lock_own(&tx, parent, Some(&new.owner)).await?.root,
         None => new.id.0,
     };
     let labels = serde_json::to_string(&new.labels)?;
@@ -119,7 +115,7 @@ async fn create_once(
     .await?;
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
     let created = [created];
-    let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner) };
+    let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner, root) };
     let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();
     let ask = match new.run {
         _ if letters.is_empty() => Ask::Nothing,

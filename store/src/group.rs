@@ -54,9 +54,9 @@ impl Committer {
     /// As [`commit::commit`].
     pub async fn commit(&self, work: Commit, deadline: Instant) -> Result<Outcome, StoreError> {
         let (answer, answered) = oneshot::channel();
-        let gone = |_| StoreError::Unavailable("the committer has ended".to_owned());
-        self.0.send(Request { work, deadline, answer }).await.map_err(|_| gone(()))?;
-        answered.await.map_err(|_| gone(()))?
+        let gone = || StoreError::Unavailable("the committer has ended".to_owned());
+        self.0.send(Request { work, deadline, answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
     }
 }
 
@@ -119,8 +119,11 @@ async fn send(store: Store, group: Vec<Request>) {
             }
         }
         failed => {
-            let error = failed.err().map_or_else(String::new, |elapsed| elapsed.to_string());
-            tracing::debug!(error, members = group.len(), "a group is stored singly");
+            let why = match failed {
+                Ok(Err(error)) => error.to_string(),
+                _ => format!("not stored within {PATIENCE:?}"),
+            };
+            tracing::debug!(why, members = group.len(), "a group is stored singly");
             for Request { work, deadline, answer } in group {
                 let store = store.clone();
                 tokio::spawn(async move {

@@ -59,6 +59,7 @@ pub enum Ask {
 pub(crate) struct Locked {
     pub(crate) id: SessionId,
     pub(crate) owner: String,
+    pub(crate) root: Uuid,
     pub(crate) status: Status,
     pub(crate) detail: Option<String>,
     pub(crate) hold: Hold,
@@ -74,10 +75,11 @@ pub(crate) struct Locked {
 
 impl Locked {
     /// The row of a session that this transaction has just inserted.
-    pub(crate) fn fresh(id: SessionId, owner: &str) -> Self {
+    pub(crate) fn fresh(id: SessionId, owner: &str, root: Uuid) -> Self {
         Self {
             id,
             owner: owner.to_owned(),
+            root,
             status: Status::Ready,
             detail: None,
             hold: Hold::None,
@@ -138,6 +140,7 @@ pub(crate) async fn lock_sessions(
             Ok(Locked {
                 id: SessionId(row.try_get("id")?),
                 owner: row.try_get("owner")?,
+                root: row.try_get("root_id")?,
                 status: Status::parse(status).ok_or_else(|| corrupt("status", status))?,
                 detail: row.try_get("status_detail")?,
                 hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,

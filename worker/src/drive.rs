@@ -170,11 +170,17 @@ impl Driver<'_> {
         }
     }
 
-    /// Stores what happened and goes.
-    async fn leave(&mut self) -> Result<Status, Gone> {
+    /// Stores what happened, if anything did; the run goes on.
+    async fn keep(&mut self) -> Result<(), Gone> {
         if !self.happened.is_empty() {
             self.store(RunAfter::Keep).await?;
         }
+        Ok(())
+    }
+
+    /// Stores what happened and goes.
+    async fn leave(&mut self) -> Result<Status, Gone> {
+        self.keep().await?;
         Err(Gone::Leaving)
     }
 
@@ -269,9 +275,7 @@ impl Driver<'_> {
 
     /// Before an effect: what led to it is stored, the lease stands, and nobody wants to leave.
     async fn ready(&mut self) -> Result<(), Gone> {
-        if !self.happened.is_empty() {
-            self.store(RunAfter::Keep).await?;
-        }
+        self.keep().await?;
         if self.shared.draining.is_cancelled() {
             return Err(Gone::Leaving);
         }
@@ -392,9 +396,7 @@ impl Driver<'_> {
     /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
     /// before anything was started: whoever claims the run next recovers them.
     async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
-        if !self.happened.is_empty() {
-            self.store(RunAfter::Keep).await?;
-        }
+        self.keep().await?;
         if !starts.is_empty() {
             self.shared.store.at("tools.before").await;
         }
