@@ -15,13 +15,14 @@ use uuid::Uuid;
 use crate::{
     Store,
     errors::StoreError,
-    idempotency::{Done, Key, remember},
+    idempotency::{self, Begun, Done, Key},
     letters::{
         Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, NewEvent, Receipt, insert_blobs, insert_events,
-        lock_own, lock_runs, take_in,
+        lock_own, lock_run, take_in,
     },
     retry::against_rivals,
     sql,
+    transaction::{Parameters, Transaction, Writes, parameters},
 };
 
 /// How many unread orders a mailbox holds, beside its mail.
@@ -89,32 +90,37 @@ async fn create_once(
     caller: &Caller,
     new: &NewSession,
 ) -> Result<Done<SessionId>, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
-    if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &new.id.to_string()).await? {
-        tx.rollback().await?;
-        return Ok(Done::Before { code, resource });
-    }
-    let current = tx.prepare_cached(sql::CURRENT_AGENT).await?;
-    let revision: String = match tx.query_opt(&current, &[&new.agent]).await? {
-        Some(row) => row.try_get(0)?,
-        None => return Err(StoreError::UnknownAgent(new.agent.clone())),
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::CURRENT_AGENT, sql::LOCK_SESSION]).await?;
+    let agent: Parameters<'_> = &[&new.agent];
+    let current = tx.query_opt(sql::CURRENT_AGENT, agent);
+    let root = async {
+        match new.parent {
+            Some(parent) => Ok(lock_own(&tx, parent, Some(&new.owner)).await?.root),
+            None => Ok(new.id.0),
+        }
     };
-    let root = match new.parent {
-        Some(parent) => lock_own(&tx, parent, Some(&new.owner)).await?.root,
-        None => new.id.0,
+    let reads = async { futures::try_join!(current, root) };
+    let begun = idempotency::begin(&tx, caller.key.as_ref(), &new.id.to_string(), reads).await?;
+    let (current, root) = match begun {
+        Begun::Now(read) => read,
+        Begun::Before { code, resource } => {
+            tx.rollback().await?;
+            return Ok(Done::Before { code, resource });
+        }
     };
+    let current = current.ok_or_else(|| StoreError::UnknownAgent(new.agent.clone()))?;
+    let revision: String = current.try_get(0)?;
+    let mut writes = Writes::default();
     let labels = serde_json::to_string(&new.labels)?;
-    let insert = tx.prepare_cached(sql::INSERT_SESSION).await?;
-    let parent = new.parent.map(|parent| parent.0);
-    let parent_call = new.parent_call.map(|call| call.0);
-    tx.execute(
-        &insert,
-        &[&new.id.0, &new.owner, &new.agent, &revision, &parent, &parent_call, &root, &new.priority, &labels],
-    )
-    .await?;
+    let (parent, parent_call) = (new.parent.map(|parent| parent.0), new.parent_call.map(|call| call.0));
+    let (owner, agent) = (new.owner.as_str(), new.agent.as_str());
+    writes.push(
+        sql::INSERT_SESSION,
+        parameters![new.id.0, owner, agent, revision, parent, parent_call, root, new.priority, labels],
+    );
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    let created = [created];
+    insert_events(&mut writes, new.id, &new.owner, 0, vec![created]);
     let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner, root) };
     let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();
     let ask = match new.run {
@@ -123,13 +129,9 @@ async fn create_once(
         Mode::None => Ask::Fold,
         mode => Ask::Run(mode),
     };
-    let blobs = new.message.as_ref().map_or(&[][..], |message| &message.blobs);
-    futures::try_join!(
-        insert_events(&tx, new.id, &new.owner, 0, &created),
-        take_in(&tx, &session, None, letters, ask, caller.traceparent.as_deref()),
-        insert_blobs(&tx, &new.owner, blobs),
-    )?;
-    tx.commit().await?;
+    take_in(&mut writes, &session, None, letters, ask, caller.traceparent.as_deref())?;
+    insert_blobs(&mut writes, &new.owner, new.message.as_ref().map_or(&[], |message| &message.blobs));
+    tx.commit(writes).await?;
     Ok(Done::Now(new.id))
 }
 
@@ -187,43 +189,44 @@ async fn send_once(
     ask: Ask,
     blobs: &[Blob],
 ) -> Result<Done<Receipt>, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN, sql::FIND_MAIL]).await?;
+    let reads = async {
+        let find: Parameters<'_> = &[&id.0, &letter.id.0];
+        futures::try_join!(
+            lock_own(&tx, id, caller.owner.as_deref()),
+            lock_run(&tx, id),
+            tx.query_opt(sql::FIND_MAIL, find)
+        )
+    };
     let resource = format!("{id}/{}", letter.id);
-    if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &resource).await? {
-        tx.rollback().await?;
-        return Ok(Done::Before { code, resource });
-    }
-    let session = lock_own(&tx, id, caller.owner.as_deref()).await?;
-    let find = tx.prepare_cached(sql::FIND_MAIL).await?;
-    if let Some(row) = tx.query_opt(&find, &[&id.0, &letter.id.0]).await? {
+    let (session, run, known) = match idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await? {
+        Begun::Now(read) => read,
+        Begun::Before { code, resource } => {
+            tx.rollback().await?;
+            return Ok(Done::Before { code, resource });
+        }
+    };
+    if let Some(row) = known {
         let receipt = Receipt { id: letter.id, seq: row.try_get(0)?, duplicate: true };
-        tx.commit().await?;
+        tx.commit(Writes::default()).await?;
         return Ok(Done::Now(receipt));
     }
     has_room(&tx, &session, matches!(letter.body, MailBody::Control { .. })).await?;
-    let run = lock_runs(&tx, &[id]).await?.pop();
-    let cancelled = match &letter.body {
-        MailBody::Control { message: Control::CancelCalls { tool_call_ids } } => Some(tool_call_ids),
-        _ => None,
-    };
-    if let Some(calls) = cancelled {
-        cancel_continuations(&tx, id, Some(calls)).await?;
+    let mut writes = Writes::default();
+    if let MailBody::Control { message: Control::CancelCalls { tool_call_ids } } = &letter.body {
+        cancel_continuations(&mut writes, id, Some(tool_call_ids));
     }
-    let traceparent = caller.traceparent.as_deref();
-    let taken = take_in(&tx, &session, run.as_ref(), vec![letter.clone()], ask, traceparent).await?;
-    insert_blobs(&tx, &session.owner, blobs).await?;
-    tx.commit().await?;
+    let (letters, traceparent) = (vec![letter.clone()], caller.traceparent.as_deref());
+    let taken = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
+    insert_blobs(&mut writes, &session.owner, blobs);
+    tx.commit(writes).await?;
     Ok(Done::Now(Receipt { id: letter.id, seq: taken.first_seq, duplicate: false }))
 }
 
 /// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no
 /// letter's place and have places of their own.
-async fn has_room(
-    tx: &deadpool_postgres::Transaction<'_>,
-    session: &Locked,
-    order: bool,
-) -> Result<(), StoreError> {
+async fn has_room(tx: &Transaction, session: &Locked, order: bool) -> Result<(), StoreError> {
     let (limit, count) = match order {
         true => (ORDER_LIMIT, sql::COUNT_ORDERS),
         false => (MAILBOX_LIMIT, sql::COUNT_UNREAD),
@@ -232,23 +235,20 @@ async fn has_room(
     if unread < limit {
         return Ok(());
     }
-    let count = tx.prepare_cached(count).await?;
-    if tx.query_one(&count, &[&session.id.0]).await?.try_get::<_, i64>(0)? >= limit {
+    if tx.query_one(count, &[&session.id.0]).await?.try_get::<_, i64>(0)? >= limit {
         return Err(StoreError::MailboxFull { limit });
     }
     Ok(())
 }
 
-/// Cancels open tokens of a session, all of them or those of `calls`. Returns whose they were.
-pub(crate) async fn cancel_continuations(
-    tx: &deadpool_postgres::Transaction<'_>,
-    session: SessionId,
-    calls: Option<&[CallId]>,
-) -> Result<Vec<CallId>, StoreError> {
+/// Cancels open tokens of a session, all of them or those of `calls`.
+pub(crate) fn cancel_continuations(writes: &mut Writes<'_>, session: SessionId, calls: Option<&[CallId]>) {
     let calls: Option<Vec<Uuid>> = calls.map(|calls| calls.iter().map(|call| call.0).collect());
-    let cancel = tx.prepare_cached(sql::CANCEL_OPEN_CONTINUATIONS).await?;
-    let rows = tx.query(&cancel, &[&session.0, &calls]).await?;
-    rows.iter().map(|row| Ok(CallId(row.try_get(0)?))).collect()
+    writes.push(sql::CANCEL_OPEN_CONTINUATIONS, parameters![session.0, calls]);
+}
+
+async fn has_open(tx: &Transaction, session: SessionId) -> Result<bool, StoreError> {
+    Ok(tx.query_one(sql::HAS_OPEN_CONTINUATIONS, &[&session.0]).await?.try_get(0)?)
 }
 
 /// Runs a session on from where it stands; lifts a hold.
@@ -262,12 +262,12 @@ pub async fn resume(
     mode: Mode,
 ) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
-        change(store, caller, id, async |tx, session, run| {
+        change(store, caller, id, async |_, writes, session, run| {
             if run.is_some_and(|run| run.mode != Mode::None) {
                 return Err(StoreError::RunInProgress);
             }
             let trace = caller.traceparent.as_deref();
-            take_in(tx, session, run, Vec::new(), Ask::Run(mode), trace).await.map(|_| ())
+            take_in(writes, session, run, Vec::new(), Ask::Run(mode), trace).map(|_| ())
         })
         .await
     })
@@ -290,20 +290,21 @@ pub async fn cancel(
     deferred: bool,
 ) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
-        change(store, caller, id, async |tx, session, run| {
+        change(store, caller, id, async |tx, writes, session, run| {
             let active = run.is_some_and(|run| run.mode != Mode::None);
-            let calls = if deferred { cancel_continuations(tx, id, None).await? } else { Vec::new() };
-            if !active && calls.is_empty() {
+            // Under the session's lock no token opens or is settled.
+            if !active && !(deferred && has_open(tx, id).await?) {
                 return Err(StoreError::NoActiveRun);
             }
             has_room(tx, session, true).await?;
             let mut letters = Vec::new();
             if deferred {
+                cancel_continuations(writes, id, None);
                 // All of them, also those whose tokens a step is about to open.
                 letters.push(order(caller, Control::CancelDeferred));
             }
             letters.push(order(caller, Control::StopRun));
-            take_in(tx, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).await.map(|_| ())
+            take_in(writes, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).map(|_| ())
         })
         .await
     })
@@ -318,10 +319,10 @@ pub async fn cancel(
 /// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
 pub async fn pause(store: &Store, caller: &Caller, id: SessionId) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
-        change(store, caller, id, async |tx, session, run| {
+        change(store, caller, id, async |tx, writes, session, run| {
             has_room(tx, session, true).await?;
             let letters = vec![order(caller, Control::Pause)];
-            take_in(tx, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).await.map(|_| ())
+            take_in(writes, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).map(|_| ())
         })
         .await
     })
@@ -346,21 +347,20 @@ async fn change(
     store: &Store,
     caller: &Caller,
     id: SessionId,
-    work: impl AsyncFnOnce(
-        &deadpool_postgres::Transaction<'_>,
-        &Locked,
-        Option<&LockedRun>,
-    ) -> Result<(), StoreError>,
+    work: impl AsyncFnOnce(&Transaction, &mut Writes<'_>, &Locked, Option<&LockedRun>) -> Result<(), StoreError>,
 ) -> Result<Done<SessionId>, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
-    if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &id.to_string()).await? {
-        tx.rollback().await?;
-        return Ok(Done::Before { code, resource });
-    }
-    let session = lock_own(&tx, id, caller.owner.as_deref()).await?;
-    let run = lock_runs(&tx, &[id]).await?.pop();
-    work(&tx, &session, run.as_ref()).await?;
-    tx.commit().await?;
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN]).await?;
+    let reads = async { futures::try_join!(lock_own(&tx, id, caller.owner.as_deref()), lock_run(&tx, id)) };
+    let (session, run) = match idempotency::begin(&tx, caller.key.as_ref(), &id.to_string(), reads).await? {
+        Begun::Now(read) => read,
+        Begun::Before { code, resource } => {
+            tx.rollback().await?;
+            return Ok(Done::Before { code, resource });
+        }
+    };
+    let mut writes = Writes::default();
+    work(&tx, &mut writes, &session, run.as_ref()).await?;
+    tx.commit(writes).await?;
     Ok(Done::Now(id))
 }

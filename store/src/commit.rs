@@ -8,7 +8,6 @@ mod rows;
 use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, Utc};
-use deadpool_postgres::Transaction;
 use holdfast_engine::{
     content::Blob,
     decide::Mode,
@@ -27,6 +26,7 @@ use crate::{
     },
     retry::against_rivals,
     sql,
+    transaction::{Transaction, Writes, parameters},
 };
 
 /// What a step changed.
@@ -200,15 +200,14 @@ struct Member<'a> {
 /// Any [`StoreError`] means that none of them is known to be stored; [`StoreError::Unavailable`] leaves
 /// the outcome of all unknown.
 pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<Outcome>, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
-    store.at("commit.begun").await;
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN]).await?;
     let touched: Vec<SessionId> = works.iter().flat_map(|work| work.touches()).collect();
-    // Prepared first, so that the two locks are asked for in this order on a new connection too.
-    for statement in [sql::LOCK_SESSION, sql::LOCK_RUN] {
-        tx.prepare_cached(statement).await?;
-    }
-    let (sessions, runs) = futures::try_join!(lock_sessions(&tx, &touched), lock_runs(&tx, &touched))?;
+    let locks = async {
+        store.at("commit.begun").await;
+        futures::try_join!(lock_sessions(&tx, &touched), lock_runs(&tx, &touched))
+    };
+    let ((), (sessions, runs)) = futures::try_join!(tx.begin(), locks)?;
     let sessions: HashMap<SessionId, &Locked> =
         sessions.iter().map(|session| (session.id, session)).collect();
     let runs: HashMap<SessionId, &LockedRun> = runs.iter().map(|run| (run.session, run)).collect();
@@ -222,14 +221,12 @@ pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<
         tx.rollback().await?;
         return Ok(outcomes);
     }
-    rows::write(&tx, &members).await?;
-    for member in &members {
-        if member.released {
-            tell_parent(&tx, member.work, &sessions, &runs).await?;
-        }
+    let mut writes = Writes::default();
+    rows::write(&mut writes, &members)?;
+    for member in members.iter().filter(|member| member.released) {
+        tell_parent(&tx, &mut writes, member.work, &sessions, &runs).await?;
     }
-    store.at("commit.written").await;
-    tx.commit().await?;
+    tx.commit_after(writes, store.at("commit.written")).await?;
     store.at("commit.done").await;
     Ok(outcomes)
 }
@@ -320,19 +317,19 @@ fn tool(work: &Commit, call: CallId) -> &str {
 }
 
 async fn tell_parent(
-    tx: &Transaction<'_>,
+    tx: &Transaction,
+    writes: &mut Writes<'_>,
     work: &Commit,
     sessions: &HashMap<SessionId, &Locked>,
     runs: &HashMap<SessionId, &LockedRun>,
 ) -> Result<(), StoreError> {
     let Some((parent, letter)) = &work.to_parent else { return Ok(()) };
     let Some(recipient) = sessions.get(parent).filter(|session| !session.deleted) else { return Ok(()) };
-    let known = tx.prepare_cached(sql::FIND_MAIL).await?;
-    if tx.query_opt(&known, &[&parent.0, &letter.id.0]).await?.is_some() {
+    if tx.query_opt(sql::FIND_MAIL, &[&parent.0, &letter.id.0]).await?.is_some() {
         return Ok(());
     }
     let run = runs.get(parent).copied();
-    take_in(tx, recipient, run, vec![letter.clone()], Ask::GoOn, None).await.map(|_| ())
+    take_in(writes, recipient, run, vec![letter.clone()], Ask::GoOn, None).map(|_| ())
 }
 
 /// Ends a run that can't be driven, whatever it was: the session keeps what is stored, its mail stays
@@ -349,8 +346,7 @@ pub async fn fail(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result
 }
 
 async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<bool, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
+    let tx = Transaction::begun(store.client().await?).await?;
     let Some(before) = lock_sessions(&tx, &[id]).await?.pop().filter(|session| !session.deleted) else {
         return Ok(false);
     };
@@ -364,11 +360,10 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
         events.push(NewEvent::new("run.stopped", &json!({"status": Status::Failed.word()})));
     }
     let event_seq = before.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-    let update = tx.prepare_cached(sql::FAIL_SESSION).await?;
-    tx.execute(&update, &[&id.0, &Uuid::now_v7(), &detail, &event_seq]).await?;
-    insert_events(&tx, id, &before.owner, before.event_seq, &events).await?;
-    let end = tx.prepare_cached(sql::END_RUN).await?;
-    tx.execute(&end, &[&vec![id.0], &vec![epoch]]).await?;
-    tx.commit().await?;
+    let mut writes = Writes::default();
+    writes.push(sql::FAIL_SESSION, parameters![id.0, Uuid::now_v7(), detail, event_seq]);
+    writes.push(sql::END_RUN, parameters![vec![id.0], vec![epoch]]);
+    insert_events(&mut writes, id, &before.owner, before.event_seq, events);
+    tx.commit(writes).await?;
     Ok(true)
 }

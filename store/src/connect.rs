@@ -1,8 +1,8 @@
 //! Connections: a pool for the hot path, a pool for the read side, and what errors mean.
 //!
 //! Every session runs in UTC with `statement_timeout` 30 s, `lock_timeout` 10 s and
-//! `idle_in_transaction_session_timeout` 30 s, sent as start-up options; the URL's own `options` come later
-//! and win. `search_path` stays as the role or the URL has it. Behind a transaction-mode pooler no options
+//! `idle_in_transaction_session_timeout` 5 s, sent as start-up options; those of the hot path also plan each
+//! statement once and by indexes. The URL's own `options` come later and win. `search_path` stays as the role or the URL has it. Behind a transaction-mode pooler no options
 //! are sent (see [`ConnectOptions::transaction_pooler`]): give the database role these settings instead.
 //!
 //! sqlx leaves a pooled connection inside a transaction when its `begin()` is cancelled (sqlx#4393). Never
@@ -17,7 +17,10 @@ mod tls;
 use std::fmt;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolError, QueueMode, RecyclingMethod, Runtime,
+    TimeoutType,
+};
 use sqlx::postgres::{PgPool, PgPoolOptions};
 
 pub(crate) use backoff::Backoff;
@@ -26,7 +29,9 @@ pub(crate) use target::{RawConnection, Session, Target};
 
 /// Bound on opening a socket; the handshake may take as long again.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bound on the question whether a pooled connection still works.
+/// How long a pooled connection may have lain idle before it is asked whether it still works.
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// Bound on that question.
 const RECYCLE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How to connect.
@@ -171,19 +176,31 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
     if *transaction_pooler && listen_url.is_none() {
         return Err(ConnectError::Url("a transaction-mode pooler needs a direct URL beside it".to_owned()));
     }
-    let session = if *transaction_pooler { Session::Plain } else { Session::Bounded };
-    let target = Target::parse(url, role, session)?;
+    let of = |session| Target::parse(url, role, if *transaction_pooler { Session::Plain } else { session });
+    let (hot, read) = (of(Session::Hot)?, of(Session::Bounded)?);
     let listen_url = listen_url.clone().unwrap_or_else(|| url.clone());
     Target::parse(&listen_url, role, Session::Bounded)?;
 
-    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Verified };
+    let recycling = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let pool = |size: usize| {
-        Pool::builder(Manager::from_config(target.config.clone(), target.tls.clone(), recycling.clone()))
+        Pool::builder(Manager::from_config(hot.config.clone(), hot.tls.clone(), recycling.clone()))
             .max_size(size.max(1))
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(*wait))
             .create_timeout(Some(CONNECT_TIMEOUT * 2))
-            .recycle_timeout(Some(RECYCLE_TIMEOUT))
+            .queue_mode(QueueMode::Lifo)
+            .pre_recycle(Hook::async_fn(|client, metrics| {
+                let idle = metrics.last_used();
+                Box::pin(async move {
+                    if idle < TRUSTED_IDLE {
+                        return Ok(());
+                    }
+                    match tokio::time::timeout(RECYCLE_TIMEOUT, client.simple_query("")).await {
+                        Ok(Ok(_)) => Ok(()),
+                        _ => Err(HookError::message("it doesn't answer")),
+                    }
+                })
+            }))
             .build()
             .map_err(|error| ConnectError::Url(error.to_string()))
     };
@@ -193,7 +210,7 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
         .acquire_timeout(*wait)
         .idle_timeout(Some(Duration::from_secs(300)))
         .max_lifetime(Some(Duration::from_secs(1800)))
-        .connect_lazy_with(target.sqlx);
+        .connect_lazy_with(read.sqlx);
     let db = Db { hot, leases, read, listen_url, role: options.role, wait: options.wait };
     match db.ping().await {
         Err(error) if error.fault() == Fault::Permanent => Err(error),
@@ -206,7 +223,8 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
 }
 
 impl Db {
-    /// A connection of the hot path, proved to work by an empty statement. Return it by dropping it;
+    /// A connection of the hot path; one that lay idle has been proved to work by an empty statement. Return
+    /// it by dropping it;
     /// statements prepared through its cache stay with it.
     ///
     /// # Errors
@@ -228,9 +246,6 @@ impl Db {
             PoolError::Timeout(TimeoutType::Wait) => ConnectError::PoolTimeout { waited: self.wait },
             PoolError::Timeout(TimeoutType::Create) => {
                 ConnectError::Slow { what: "connecting", limit: CONNECT_TIMEOUT * 2 }
-            }
-            PoolError::Timeout(TimeoutType::Recycle) => {
-                ConnectError::Slow { what: "an empty statement", limit: RECYCLE_TIMEOUT }
             }
             PoolError::Backend(error) => ConnectError::Postgres(error),
             other => ConnectError::Pool(other),

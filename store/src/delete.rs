@@ -12,6 +12,7 @@ use crate::{
     letters::{NewEvent, insert_events, lock_own, lock_runs, lock_sessions},
     retry::against_rivals,
     sql,
+    transaction::{Transaction, Writes},
 };
 
 /// What a deletion took, or would take.
@@ -49,14 +50,12 @@ async fn delete_once(
     id: SessionId,
     dry_run: bool,
 ) -> Result<Plan, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
+    let tx = Transaction::begun(store.client().await?).await?;
     lock_own(&tx, id, caller.owner.as_deref()).await?;
-    let lock_tree = tx.prepare_cached(sql::LOCK_TREE).await?;
     let mut locked: Vec<SessionId> = Vec::new();
     // A child that was spawned while we waited for its parent's lock shows in the next look.
     let tree = loop {
-        let rows = tx.query(&lock_tree, &[&id.0]).await?;
+        let rows = tx.query(sql::LOCK_TREE, &[&id.0]).await?;
         let tree: Vec<SessionId> =
             rows.iter().map(|row| row.try_get(0).map(SessionId)).collect::<Result<_, _>>()?;
         if tree.iter().all(|session| locked.contains(session)) {
@@ -67,27 +66,24 @@ async fn delete_once(
     };
     let ids: Vec<Uuid> = tree.iter().map(|session| session.0).collect();
     lock_runs(&tx, &tree).await?;
-    let held = tx.prepare_cached(sql::RUN_IN_TREE).await?;
-    if tx.query_one(&held, &[&id.0, &ids]).await?.try_get::<_, bool>(0)? {
+    if tx.query_one(sql::RUN_IN_TREE, &[&id.0, &ids]).await?.try_get::<_, bool>(0)? {
         return Err(StoreError::RunInProgress);
     }
-    let count = tx.prepare_cached(sql::COUNT_CONTINUATIONS).await?;
-    let continuations = tx.query_one(&count, &[&ids]).await?.try_get(0)?;
+    let continuations = tx.query_one(sql::COUNT_CONTINUATIONS, &[&ids]).await?.try_get(0)?;
     let plan = Plan { sessions: tree, continuations };
     if dry_run {
         tx.rollback().await?;
         return Ok(plan);
     }
     for statement in [sql::DELETE_RUNS, sql::DELETE_CONTINUATIONS] {
-        let statement = tx.prepare_cached(statement).await?;
-        tx.execute(&statement, &[&ids]).await?;
+        tx.execute(statement, &[&ids]).await?;
     }
-    let mark = tx.prepare_cached(sql::DELETE_TREE).await?;
-    for row in tx.query(&mark, &[&ids]).await? {
+    let mut writes = Writes::default();
+    for row in tx.query(sql::DELETE_TREE, &[&ids]).await? {
         let (session, seq): (Uuid, i64) = (row.try_get("id")?, row.try_get("event_seq")?);
         let event = NewEvent::new("session.deleted", &json!({}));
-        insert_events(&tx, SessionId(session), row.try_get("owner")?, seq - 1, &[event]).await?;
+        insert_events(&mut writes, SessionId(session), row.try_get("owner")?, seq - 1, vec![event]);
     }
-    tx.commit().await?;
+    tx.commit(writes).await?;
     Ok(plan)
 }

@@ -69,6 +69,8 @@ async fn run(store: Store, mut requests: mpsc::Receiver<Request>) {
                 None => return,
             }
         }
+        // Runs that the last group has just answered get to speak: their next steps may join this one.
+        tokio::task::yield_now().await;
         while waiting.len() < QUEUE
             && let Ok(request) = requests.try_recv()
         {

@@ -1,8 +1,10 @@
 //! Idempotency keys: remembered in the transaction of the effect that they stand for.
 
-use deadpool_postgres::Transaction;
-
-use crate::{errors::StoreError, sql};
+use crate::{
+    errors::StoreError,
+    sql,
+    transaction::{Parameters, Transaction},
+};
 
 /// A client's key, and what it was sent with.
 #[derive(Debug, Clone)]
@@ -31,27 +33,49 @@ pub enum Done<T> {
     },
 }
 
-/// Remembers a key, or finds what it stood for. A rival with the same key waits here until the
-/// first one's transaction ends.
+/// What a command that has begun found: what it needs to know, or that it is a repeat.
+pub(crate) enum Begun<T> {
+    /// It is to be carried out.
+    Now(T),
+    /// It was carried out before; see [`Done::Before`].
+    Before { code: i16, resource: String },
+}
+
+/// Begins a command's transaction with its first reads and locks. If it has a key, that comes first: a
+/// repeat reads nothing.
 ///
 /// # Errors
-/// [`StoreError::IdempotencyMismatch`] if the key was sent with another request.
-pub(crate) async fn remember(
-    tx: &Transaction<'_>,
+/// [`StoreError::IdempotencyMismatch`] if the key was sent with another request; what `reads` fail with.
+pub(crate) async fn begin<T>(
+    tx: &Transaction,
     key: Option<&Key>,
     resource: &str,
-) -> Result<Option<(i16, String)>, StoreError> {
-    let Some(key) = key else { return Ok(None) };
-    let forget = tx.prepare_cached(sql::FORGET_OLD_KEY).await?;
-    tx.execute(&forget, &[&key.principal, &key.key]).await?;
-    let insert = tx.prepare_cached(sql::REMEMBER_KEY).await?;
+    reads: impl Future<Output = Result<T, StoreError>>,
+) -> Result<Begun<T>, StoreError> {
+    let Some(key) = key else {
+        let ((), read) = futures::try_join!(tx.begin(), reads)?;
+        return Ok(Begun::Now(read));
+    };
+    tx.begin().await?;
+    match remember(tx, key, resource).await? {
+        Some((code, resource)) => Ok(Begun::Before { code, resource }),
+        None => Ok(Begun::Now(reads.await?)),
+    }
+}
+
+/// Remembers a key, or finds what it stood for. A rival with the same key waits here until the
+/// first one's transaction ends.
+async fn remember(tx: &Transaction, key: &Key, resource: &str) -> Result<Option<(i16, String)>, StoreError> {
+    tx.prepare(&[sql::FORGET_OLD_KEY, sql::REMEMBER_KEY]).await?;
     let hash = key.hash.as_slice();
-    let fresh = tx.execute(&insert, &[&key.principal, &key.key, &hash, &key.code, &resource]).await?;
+    let forget: Parameters<'_> = &[&key.principal, &key.key];
+    let remember: Parameters<'_> = &[&key.principal, &key.key, &hash, &key.code, &resource];
+    let (_, fresh) =
+        futures::try_join!(tx.execute(sql::FORGET_OLD_KEY, forget), tx.execute(sql::REMEMBER_KEY, remember))?;
     if fresh == 1 {
         return Ok(None);
     }
-    let recall = tx.prepare_cached(sql::RECALL_KEY).await?;
-    let row = tx.query_opt(&recall, &[&key.principal, &key.key]).await?.ok_or(StoreError::Rival)?;
+    let row = tx.query_opt(sql::RECALL_KEY, &[&key.principal, &key.key]).await?.ok_or(StoreError::Rival)?;
     if row.try_get::<_, &[u8]>("hash")? != hash {
         return Err(StoreError::IdempotencyMismatch);
     }

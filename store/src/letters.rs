@@ -1,7 +1,7 @@
 //! Taking mail in: the one path by which anything reaches a session from outside its run.
 
-use deadpool_postgres::Transaction;
 use holdfast_engine::{
+    content::Blob,
     decide::Mode,
     ids::{MailId, SessionId},
     mail::{MailBody, Priority, Sender},
@@ -10,7 +10,11 @@ use holdfast_engine::{
 use serde_json::json;
 use uuid::Uuid;
 
-use crate::{errors::StoreError, sql};
+use crate::{
+    errors::StoreError,
+    sql,
+    transaction::{Transaction, Writes, parameters},
+};
 
 /// How much unread mail of clients a mailbox holds.
 pub const MAILBOX_LIMIT: i64 = 256;
@@ -126,13 +130,9 @@ impl NewEvent {
 }
 
 /// Locks sessions in the order of their ids. Those that don't exist are missing from the answer.
-pub(crate) async fn lock_sessions(
-    tx: &Transaction<'_>,
-    ids: &[SessionId],
-) -> Result<Vec<Locked>, StoreError> {
+pub(crate) async fn lock_sessions(tx: &Transaction, ids: &[SessionId]) -> Result<Vec<Locked>, StoreError> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let statement = tx.prepare_cached(sql::LOCK_SESSION).await?;
-    let rows = tx.query(&statement, &[&ids]).await?;
+    let rows = tx.query(sql::LOCK_SESSION, &[&ids]).await?;
     rows.iter()
         .map(|row| {
             let status: &str = row.try_get("status")?;
@@ -159,7 +159,7 @@ pub(crate) async fn lock_sessions(
 
 /// Locks the session of a caller; another owner's, and a deleted one, is unknown.
 pub(crate) async fn lock_own(
-    tx: &Transaction<'_>,
+    tx: &Transaction,
     id: SessionId,
     owner: Option<&str>,
 ) -> Result<Locked, StoreError> {
@@ -169,10 +169,9 @@ pub(crate) async fn lock_own(
 }
 
 /// Locks runs in the order of their sessions' ids.
-pub(crate) async fn lock_runs(tx: &Transaction<'_>, ids: &[SessionId]) -> Result<Vec<LockedRun>, StoreError> {
+pub(crate) async fn lock_runs(tx: &Transaction, ids: &[SessionId]) -> Result<Vec<LockedRun>, StoreError> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let statement = tx.prepare_cached(sql::LOCK_RUN).await?;
-    let rows = tx.query(&statement, &[&ids]).await?;
+    let rows = tx.query(sql::LOCK_RUN, &[&ids]).await?;
     rows.iter()
         .map(|row| {
             let mode: &str = row.try_get("mode")?;
@@ -185,6 +184,11 @@ pub(crate) async fn lock_runs(tx: &Transaction<'_>, ids: &[SessionId]) -> Result
             })
         })
         .collect()
+}
+
+/// Locks a session's run, if it has one.
+pub(crate) async fn lock_run(tx: &Transaction, id: SessionId) -> Result<Option<LockedRun>, StoreError> {
+    Ok(lock_runs(tx, &[id]).await?.pop())
 }
 
 pub(crate) fn corrupt(what: &str, value: &str) -> StoreError {
@@ -203,8 +207,8 @@ pub(crate) struct Taken {
 ///
 /// A request of a person is preceded by the order that lifts a hold, or one that a worker may be
 /// about to obey, so that the run which the person asked for isn't swallowed by an older order.
-pub(crate) async fn take_in(
-    tx: &Transaction<'_>,
+pub(crate) fn take_in(
+    writes: &mut Writes<'_>,
     session: &Locked,
     run: Option<&LockedRun>,
     mut letters: Vec<Letter>,
@@ -246,23 +250,14 @@ pub(crate) async fn take_in(
         events.push(NewEvent::new("run.started", &json!({"mode": mode.word()})));
     }
     let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-    let update = async {
-        let statement = tx.prepare_cached(sql::ACCEPT_SESSION).await?;
-        let status = status.word();
-        Ok(tx.execute(&statement, &[&session.id.0, &mail_seq, &event_seq, &status, &starts]).await?)
-    };
-    let wake = async {
-        let Some(mode) = mode else { return Ok(0) };
-        let statement = tx.prepare_cached(sql::WAKE_RUN).await?;
-        Ok(tx.execute(&statement, &[&session.id.0, &mode.word(), &mail_seq, &traceparent]).await?)
-    };
-    // Sent without waiting for one another: they touch different tables.
-    futures::try_join!(
-        update,
-        insert_letters(tx, session.id, session.mail_seq, &letters, mode.is_some()),
-        insert_events(tx, session.id, &session.owner, session.event_seq, &events),
-        wake,
-    )?;
+    let id = session.id.0;
+    writes.push(sql::ACCEPT_SESSION, parameters![id, mail_seq, event_seq, status.word(), starts]);
+    insert_letters(writes, session.id, session.mail_seq, &letters, mode.is_some())?;
+    insert_events(writes, session.id, &session.owner, session.event_seq, events);
+    if let Some(mode) = mode {
+        let traceparent = traceparent.map(str::to_owned);
+        writes.push(sql::WAKE_RUN, parameters![id, mode.word(), mail_seq, traceparent]);
+    }
     Ok(Taken { first_seq: session.mail_seq + 1 + lifted })
 }
 
@@ -276,8 +271,8 @@ fn order_of_resuming() -> Letter {
     }
 }
 
-async fn insert_letters(
-    tx: &Transaction<'_>,
+fn insert_letters(
+    writes: &mut Writes<'_>,
     session: SessionId,
     before: i64,
     letters: &[Letter],
@@ -287,11 +282,10 @@ async fn insert_letters(
         return Ok(());
     }
     let count = letters.len();
-    let sessions = vec![session.0; count];
     let seqs: Vec<i64> = (before + 1..).take(count).collect();
     let ids: Vec<Uuid> = letters.iter().map(|letter| letter.id.0).collect();
     let senders = texts(letters, |letter| serde_json::to_string(&letter.from))?;
-    let priorities: Vec<&str> = letters
+    let priorities: Vec<&'static str> = letters
         .iter()
         .map(|letter| match letter.priority {
             Priority::Normal => "normal",
@@ -300,12 +294,13 @@ async fn insert_letters(
         .collect();
     let hops: Vec<i32> =
         letters.iter().map(|letter| i32::try_from(letter.hops).unwrap_or(i32::MAX)).collect();
-    let tags: Vec<&str> = letters.iter().map(|letter| letter.body.tag()).collect();
+    let tags: Vec<&'static str> = letters.iter().map(|letter| letter.body.tag()).collect();
     let bodies = texts(letters, |letter| serde_json::to_string(&letter.body))?;
-    let wakes = vec![wakes; count];
-    let statement = tx.prepare_cached(sql::INSERT_MAIL).await?;
-    tx.execute(&statement, &[&sessions, &seqs, &ids, &senders, &priorities, &hops, &tags, &bodies, &wakes])
-        .await?;
+    let (sessions, wakes) = (vec![session.0; count], vec![wakes; count]);
+    writes.push(
+        sql::INSERT_MAIL,
+        parameters![sessions, seqs, ids, senders, priorities, hops, tags, bodies, wakes],
+    );
     Ok(())
 }
 
@@ -317,42 +312,33 @@ fn texts<T>(
 }
 
 /// Appends events to a session's stream after number `before`; the caller moves the counter.
-pub(crate) async fn insert_events(
-    tx: &Transaction<'_>,
+pub(crate) fn insert_events(
+    writes: &mut Writes<'_>,
     session: SessionId,
     owner: &str,
     before: i64,
-    events: &[NewEvent],
-) -> Result<(), StoreError> {
+    events: Vec<NewEvent>,
+) {
     if events.is_empty() {
-        return Ok(());
+        return;
     }
     let count = events.len();
-    let sessions = vec![session.0; count];
     let seqs: Vec<i64> = (before + 1..).take(count).collect();
-    let owners = vec![owner; count];
-    let kinds: Vec<&str> = events.iter().map(|event| event.kind).collect();
-    let bodies: Vec<&str> = events.iter().map(|event| event.body.as_str()).collect();
-    let statement = tx.prepare_cached(sql::INSERT_EVENTS).await?;
-    tx.execute(&statement, &[&sessions, &seqs, &owners, &kinds, &bodies]).await?;
-    Ok(())
+    let owners = vec![owner.to_owned(); count];
+    let (kinds, bodies): (Vec<&'static str>, Vec<String>) =
+        events.into_iter().map(|event| (event.kind, event.body)).unzip();
+    writes.push(sql::INSERT_EVENTS, parameters![vec![session.0; count], seqs, owners, kinds, bodies]);
 }
 
-/// Stores blobs that aren't there yet.
-pub(crate) async fn insert_blobs(
-    tx: &Transaction<'_>,
-    owner: &str,
-    blobs: &[holdfast_engine::content::Blob],
-) -> Result<(), StoreError> {
+/// Stores an owner's blobs that aren't there yet.
+pub(crate) fn insert_blobs<'a>(writes: &mut Writes<'a>, owner: &str, blobs: &'a [Blob]) {
     if blobs.is_empty() {
-        return Ok(());
+        return;
     }
-    let owners = vec![owner; blobs.len()];
+    let owners = vec![owner.to_owned(); blobs.len()];
     let digests: Vec<&[u8]> = blobs.iter().map(|blob| blob.digest.0.as_slice()).collect();
     let bodies: Vec<&str> = blobs.iter().map(|blob| blob.text.as_str()).collect();
-    let statement = tx.prepare_cached(sql::INSERT_BLOBS).await?;
-    tx.execute(&statement, &[&owners, &digests, &bodies]).await?;
-    Ok(())
+    writes.push(sql::INSERT_BLOBS, parameters![owners, digests, bodies]);
 }
 
 /// Text for a plain column: a NUL, which Postgres can't hold there, becomes U+FFFD, and what is

@@ -30,6 +30,7 @@ pub mod sessions;
 pub mod settle;
 pub mod sql;
 pub mod status;
+mod transaction;
 pub mod workers;
 
 pub use errors::StoreError;

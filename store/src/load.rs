@@ -11,10 +11,10 @@ use holdfast_engine::{
     session::{CallState, Hold, Session, Status, TrackedCall},
     turn::{TURN_FORMAT, Turn, TurnBody},
 };
-use tokio_postgres::{Row, types::ToSql};
+use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError, letters::corrupt, sql};
+use crate::{Store, errors::StoreError, letters::corrupt, sql, transaction::Parameters};
 
 /// A session and what a worker has to know beside it.
 #[derive(Debug, Clone)]
@@ -46,20 +46,23 @@ pub struct Loaded {
 /// # Errors
 /// [`StoreError::UnknownSession`]; [`StoreError::Corrupt`] if this build can't read what is stored.
 pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
-    type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
     let client = store.client().await?;
-    let read = async |statement: &str, parameters: Parameters<'_>| {
-        let statement = client.prepare_cached(statement).await?;
-        client.query(&statement, parameters).await
-    };
+    // Prepared first, so that all are sent at once and answered in this order: the mode after the mail, so
+    // that no letter is considered under a mode that is older than it.
+    let (session, turns) =
+        (client.prepare_cached(sql::LOAD_SESSION).await?, client.prepare_cached(sql::LOAD_TURNS).await?);
+    let (calls, unread) =
+        (client.prepare_cached(sql::LOAD_CALLS).await?, client.prepare_cached(sql::LOAD_UNREAD).await?);
+    let mode = client.prepare_cached(sql::LOAD_MODE).await?;
     let (of_session, of_turns): (Parameters<'_>, Parameters<'_>) = (&[&id.0], &[&id.0, &0_i64]);
-    let (head, turns, calls, mail) = futures::try_join!(
-        read(sql::LOAD_SESSION, of_session),
-        read(sql::LOAD_TURNS, of_turns),
-        read(sql::LOAD_CALLS, of_session),
-        read(sql::LOAD_UNREAD, of_session),
+    let (head, turns, calls, mail, mode) = futures::try_join!(
+        client.query(&session, of_session),
+        client.query(&turns, of_turns),
+        client.query(&calls, of_session),
+        client.query(&unread, of_session),
+        client.query_opt(&mode, of_session),
     )?;
-    let mode = read_mode(&client, id).await?;
+    let mode = mode.as_ref().map(read_mode).transpose()?;
     let row = head.first().ok_or(StoreError::UnknownSession)?;
     if row.try_get::<_, bool>("deleted")? {
         return Err(StoreError::UnknownSession);
@@ -93,13 +96,9 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
     })
 }
 
-/// How far a session's run goes. Read after mail, so that no letter is considered under a mode that is
-/// older than it.
-async fn read_mode(client: &deadpool_postgres::Client, id: SessionId) -> Result<Option<Mode>, StoreError> {
-    let statement = client.prepare_cached(sql::LOAD_MODE).await?;
-    let Some(row) = client.query_opt(&statement, &[&id.0]).await? else { return Ok(None) };
+fn read_mode(row: &Row) -> Result<Mode, StoreError> {
     let word: &str = row.try_get(0)?;
-    Mode::parse(word).map(Some).ok_or_else(|| corrupt("mode", word))
+    Mode::parse(word).ok_or_else(|| corrupt("mode", word))
 }
 
 /// Mail of a session above `cursor`, in order, and how far its run goes by then.
@@ -112,9 +111,12 @@ pub async fn mail_above(
     cursor: i64,
 ) -> Result<(Vec<Envelope>, Option<Mode>), StoreError> {
     let client = store.client().await?;
-    let statement = client.prepare_cached(sql::LOAD_MAIL).await?;
-    let rows = client.query(&statement, &[&id.0, &cursor]).await?;
-    let mode = read_mode(&client, id).await?;
+    // Answered in this order, as in [`load`].
+    let (mail, mode) =
+        (client.prepare_cached(sql::LOAD_MAIL).await?, client.prepare_cached(sql::LOAD_MODE).await?);
+    let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &cursor], &[&id.0]);
+    let (rows, mode) = futures::try_join!(client.query(&mail, of_mail), client.query_opt(&mode, of_mode))?;
+    let mode = mode.as_ref().map(read_mode).transpose()?;
     Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, mode))
 }
 

@@ -1,9 +1,10 @@
 //! Hints to other processes through NOTIFY.
 //!
 //! NOTIFY takes a database-wide lock at commit, so it never stands in a working transaction: whoever has
-//! changed something leaves a hint here after its commit, and one task sends all that has gathered as soon
-//! as it is free, in one statement on a connection of its own. A hint that is lost delays its receiver
-//! until the next scan and does nothing else.
+//! changed something leaves a hint here after its commit, and one task sends all that has gathered, in one
+//! statement on a connection of its own: at once after a silence or for workers, else a little later, so
+//! that a busy process sends few. A hint that is lost delays its receiver until the next scan and does
+//! nothing else.
 
 mod queue;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_postgres::{Client, Statement};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
@@ -23,6 +24,8 @@ pub use queue::{Channel, MAX_BYTES, MAX_ITEMS, MAX_PAYLOAD};
 
 /// Bound on one statement; past it the connection counts as dead.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Silence between two statements that wake no worker.
+const GAP: Duration = Duration::from_millis(10);
 /// Bound on the last hints when a notifier is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -104,10 +107,15 @@ impl Notifier {
     /// one JSON value, and each is sent, in order.
     pub fn send(&self, channel: Channel, item: String) {
         let mut queue = self.shared.queue();
+        let idle = queue.len() == 0;
         queue.push(channel, item);
+        let wakes = idle || queue.urgent();
         self.shared.publish(&queue);
         drop(queue);
-        self.shared.wake.notify_one();
+        // Else the task is awake, or will be when its pause is over.
+        if wakes {
+            self.shared.wake.notify_one();
+        }
     }
 
     /// Waits until every hint left before this call was sent or dropped. While the server is away this
@@ -186,8 +194,17 @@ async fn serve(target: &Target, shared: &Shared, backoff: &mut Backoff) -> Resul
         queue.stats.connections += 1;
         queue.stats.connected = true;
     });
+    let mut next = Instant::now();
     loop {
+        while shared.queue().len() > 0 && !shared.queue().urgent() && Instant::now() < next {
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = shared.wake.notified() => {}
+                _ = &mut driver => return Ok(()),
+            }
+        }
         while let Some(batch) = shared.with(Queue::take) {
+            next = Instant::now() + GAP;
             match deliver(&client, &statement, &batch).await {
                 Ok(()) => {
                     backoff.reset();

@@ -1,6 +1,5 @@
 //! Settling deferred calls by token: completion, and expiry by whoever meets an overdue token.
 
-use deadpool_postgres::Transaction;
 use holdfast_engine::{
     content::{Blob, Digest, Payload, ToolResult},
     ids::{CallId, MailId, SessionId, Token},
@@ -12,10 +11,11 @@ use crate::{
     Store,
     accept::Caller,
     errors::StoreError,
-    idempotency::{Done, remember},
-    letters::{Ask, Letter, Locked, insert_blobs, lock_own, lock_runs, take_in},
+    idempotency::{self, Begun, Done},
+    letters::{Ask, Letter, insert_blobs, lock_own, lock_run, take_in},
     retry::against_rivals,
     sql,
+    transaction::{Parameters, Transaction, Writes, parameters},
 };
 
 /// What an external program has to say of a call.
@@ -93,22 +93,28 @@ async fn complete_once(
     resume: bool,
 ) -> Result<Completion, StoreError> {
     let owner = caller.owner.clone().unwrap_or_default();
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
-    if let Some((code, resource)) = remember(&tx, caller.key.as_ref(), &token.to_string()).await? {
-        tx.rollback().await?;
-        return Ok(Completion::Done(Done::Before { code, resource }));
-    }
-    let find = tx.prepare_cached(sql::FIND_CONTINUATION).await?;
-    let row = tx.query_opt(&find, &[&token.0, &owner]).await?.ok_or(StoreError::UnknownToken)?;
-    let id = SessionId(row.try_get(0)?);
-    let session = lock_own(&tx, id, Some(&owner)).await.map_err(|error| match error {
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::FIND_CONTINUATION, sql::LOCK_SESSION, sql::LOCK_RUN, sql::LOCK_CONTINUATION]).await?;
+    let wanted: Parameters<'_> = &[&token.0, &owner];
+    let find = tx.query_opt(sql::FIND_CONTINUATION, wanted);
+    let found = match idempotency::begin(&tx, caller.key.as_ref(), &token.to_string(), find).await? {
+        Begun::Now(found) => found,
+        Begun::Before { code, resource } => {
+            tx.rollback().await?;
+            return Ok(Completion::Done(Done::Before { code, resource }));
+        }
+    };
+    let id = SessionId(found.ok_or(StoreError::UnknownToken)?.try_get(0)?);
+    let (session, run, row) = futures::try_join!(
+        lock_own(&tx, id, Some(&owner)),
+        lock_run(&tx, id),
+        tx.query_opt(sql::LOCK_CONTINUATION, wanted),
+    )
+    .map_err(|error| match error {
         StoreError::UnknownSession => StoreError::UnknownToken,
         other => other,
     })?;
-    let runs = lock_runs(&tx, &[id]).await?;
-    let lock = tx.prepare_cached(sql::LOCK_CONTINUATION).await?;
-    let row = tx.query_opt(&lock, &[&token.0, &owner]).await?.ok_or(StoreError::UnknownToken)?;
+    let row = row.ok_or(StoreError::UnknownToken)?;
     let digest = report.digest();
     match row.try_get::<_, &str>("state")? {
         "open" => {}
@@ -125,12 +131,13 @@ async fn complete_once(
         return Ok(Completion::Overdue(id));
     }
     let (settled, blob) = report.settled();
-    close(&tx, token, settled.word(), Some(digest)).await?;
+    let mut writes = Writes::default();
+    close(&mut writes, token, settled.word(), Some(digest));
     let ask = if resume { Ask::GoOn } else { Ask::Fold };
-    let letter = result_letter(call, settled);
-    take_in(&tx, &session, runs.first(), vec![letter], ask, caller.traceparent.as_deref()).await?;
-    insert_blobs(&tx, &session.owner, blob.as_slice()).await?;
-    tx.commit().await?;
+    let letters = vec![result_letter(call, settled)];
+    take_in(&mut writes, &session, run.as_ref(), letters, ask, caller.traceparent.as_deref())?;
+    insert_blobs(&mut writes, &session.owner, blob.as_slice());
+    tx.commit(writes).await?;
     Ok(Completion::Done(Done::Now(id)))
 }
 
@@ -148,18 +155,9 @@ fn expired() -> Settled {
     Settled::Failed { message: "expired: nobody completed this call before its deadline.".to_owned() }
 }
 
-async fn close(
-    tx: &Transaction<'_>,
-    token: Token,
-    state: &str,
-    hash: Option<Digest>,
-) -> Result<(), StoreError> {
-    let settle = tx.prepare_cached(sql::SETTLE_CONTINUATION).await?;
-    let hash = hash.as_ref().map(|digest| digest.0.as_slice());
-    match tx.execute(&settle, &[&token.0, &state, &hash]).await? {
-        1 => Ok(()),
-        _ => Err(StoreError::Rival),
-    }
+fn close(writes: &mut Writes<'_>, token: Token, state: &'static str, hash: Option<Digest>) {
+    let hash = hash.map(|digest| digest.0.to_vec());
+    writes.push(sql::SETTLE_CONTINUATION, parameters![token.0, state, hash]);
 }
 
 /// Expires up to `limit` overdue tokens, each in a transaction of its own. Returns how many. A token
@@ -193,23 +191,23 @@ pub async fn expire_overdue(store: &Store, limit: i64) -> Result<u64, StoreError
 }
 
 async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool, StoreError> {
-    let mut client = store.client().await?;
-    let tx = client.transaction().await?;
-    let session: Locked = match lock_own(&tx, id, None).await {
-        Ok(session) => session,
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN]).await?;
+    let (session, run) = match futures::try_join!(tx.begin(), lock_own(&tx, id, None), lock_run(&tx, id)) {
+        Ok(((), session, run)) => (session, run),
         Err(StoreError::UnknownSession) => return Ok(false),
         Err(error) => return Err(error),
     };
-    let runs = lock_runs(&tx, &[id]).await?;
-    let lock = tx.prepare_cached(sql::LOCK_CONTINUATION).await?;
-    let Some(row) = tx.query_opt(&lock, &[&token.0, &session.owner]).await? else { return Ok(false) };
+    let row = tx.query_opt(sql::LOCK_CONTINUATION, &[&token.0, &session.owner]).await?;
+    let Some(row) = row else { return Ok(false) };
     if !row.try_get::<_, bool>("overdue")? {
         return Ok(false);
     }
     let call = CallId(row.try_get::<_, Uuid>("call_id")?);
-    close(&tx, token, "expired", None).await?;
-    let letter = result_letter(call, expired());
-    take_in(&tx, &session, runs.first(), vec![letter], Ask::GoOn, None).await?;
-    tx.commit().await?;
+    let mut writes = Writes::default();
+    close(&mut writes, token, "expired", None);
+    let letters = vec![result_letter(call, expired())];
+    take_in(&mut writes, &session, run.as_ref(), letters, Ask::GoOn, None)?;
+    tx.commit(writes).await?;
     Ok(true)
 }

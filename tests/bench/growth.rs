@@ -30,7 +30,7 @@ async fn main() -> Result<ExitCode> {
         }
         Ok(())
     };
-    Box::pin(rig.with_worker(&store, agent, 1, model.clone(), work)).await?;
+    Box::pin(rig::with_worker(&rig.url, &store, agent, 1, model.clone(), work)).await?;
 
     let marks = model.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let loops: Vec<(f64, f64)> = marks

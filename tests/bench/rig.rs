@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures::{FutureExt, future::BoxFuture};
 use holdfast_engine::{
     content::{Payload, Query},
@@ -36,8 +36,7 @@ use uuid::Uuid;
 pub(crate) struct Rig {
     /// The database.
     pub(crate) url: String,
-    // Held for what its end takes down.
-    _cluster: Cluster,
+    cluster: Cluster,
     dir: tempfile::TempDir,
 }
 
@@ -65,7 +64,7 @@ impl Rig {
         cluster.create_database("bench").await?;
         let url = cluster.url("bench");
         migrate::migrate(&url).await?;
-        Ok(Self { url, _cluster: cluster, dir })
+        Ok(Self { url, cluster, dir })
     }
 
     /// Room for files.
@@ -80,51 +79,70 @@ impl Rig {
         Ok(client)
     }
 
-    /// A store, and an agent recorded for it.
-    pub(crate) async fn store(&self, connections: usize) -> Result<(Store, holdfast_tools::LoadedAgent)> {
+    /// Where the server's programs lie.
+    pub(crate) fn bin_dir(&self) -> PathBuf {
+        self.cluster.installation().bin.clone()
+    }
+
+    /// The server's process.
+    pub(crate) fn server(&self) -> Result<u32> {
+        self.cluster.pid().context("the server has no pid")
+    }
+
+    /// The file of an agent that needs no tool.
+    pub(crate) fn agent_file(&self) -> Result<PathBuf> {
         let agent = self.dir().join("agent.json");
         std::fs::write(
             &agent,
             r#"{"slug":"bench","flavor":"openai","modelUrl":"http://127.0.0.1:1","modelName":"none"}"#,
         )?;
-        let loaded = holdfast_tools::load_agent(&agent).await?;
-        let options =
-            ConnectOptions { hot_connections: connections, ..ConnectOptions::new(&self.url, "bench") };
-        let store = Store::new(connect::connect(options).await?, Some(Notifier::start(&self.url, "bench")?));
+        Ok(agent)
+    }
+
+    /// A store, and an agent recorded for it.
+    pub(crate) async fn store(&self, connections: usize) -> Result<(Store, holdfast_tools::LoadedAgent)> {
+        let loaded = holdfast_tools::load_agent(&self.agent_file()?).await?;
+        let store = store(&self.url, "bench", connections).await?;
         holdfast_store::agents::record(&store, "bench", &loaded.agent.revision, "{}").await?;
         Ok((store, loaded))
     }
+}
 
-    /// Runs a worker over `store` while `work` goes on.
-    pub(crate) async fn with_worker<T>(
-        &self,
-        store: &Store,
-        agent: holdfast_tools::LoadedAgent,
-        slots: usize,
-        model: Arc<Asking>,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        let stop = CancellationToken::new();
-        let listener = Listener::start(&self.url, "bench", &[Channel::Runs])?;
-        let config = Config {
-            slots,
-            lease_ttl: Duration::from_secs(15),
-            shutdown_grace: Duration::from_secs(5),
-            stream_tokens: false,
-            labels: Vec::new(),
-            agents: vec![agent],
-            keys: ApiKeys::default(),
-        };
-        let worker = holdfast_worker::run_with(store.clone(), listener, config, model, stop.clone());
-        let working = async {
-            let done = work.await;
-            stop.cancel();
-            done
-        };
-        let (worked, done) = tokio::join!(worker, working);
-        worked?;
+/// A store over the database at `url`.
+pub(crate) async fn store(url: &str, role: &str, connections: usize) -> Result<Store> {
+    let options = ConnectOptions { hot_connections: connections, ..ConnectOptions::new(url, role) };
+    Ok(Store::new(connect::connect(options).await?, Some(Notifier::start(url, role)?)))
+}
+
+/// Runs a worker in this process while `work` goes on.
+pub(crate) async fn with_worker<T>(
+    url: &str,
+    store: &Store,
+    agent: holdfast_tools::LoadedAgent,
+    slots: usize,
+    model: Arc<Asking>,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let stop = CancellationToken::new();
+    let listener = Listener::start(url, "bench", &[Channel::Runs])?;
+    let config = Config {
+        slots,
+        lease_ttl: Duration::from_secs(15),
+        shutdown_grace: Duration::from_secs(5),
+        stream_tokens: false,
+        labels: Vec::new(),
+        agents: vec![agent],
+        keys: ApiKeys::default(),
+    };
+    let worker = holdfast_worker::run_with(store.clone(), listener, config, model, stop.clone());
+    let working = async {
+        let done = work.await;
+        stop.cancel();
         done
-    }
+    };
+    let (worked, done) = tokio::join!(worker, working);
+    worked?;
+    done
 }
 
 /// Creates a session that runs at once.

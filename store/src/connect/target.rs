@@ -21,6 +21,9 @@ pub(crate) type RawConnection = Connection<Socket, <MakeRustlsConnect as MakeTls
 pub(crate) enum Session {
     /// UTC, and bounds on statements, locks and idle transactions.
     Bounded,
+    /// As `Bounded`; each statement is planned once, and for tables of any size: a plan that reads small
+    /// tables as a whole would be kept while they grow.
+    Hot,
     /// UTC and no notices, without bounds: a migration may take its time.
     Migrating,
     /// Nothing: a transaction-mode pooler refuses start-up options that it doesn't track.
@@ -33,6 +36,11 @@ impl Session {
             Session::Bounded => {
                 "-c TimeZone=UTC -c statement_timeout=30s -c lock_timeout=10s \
                  -c idle_in_transaction_session_timeout=5s"
+            }
+            Session::Hot => {
+                "-c TimeZone=UTC -c statement_timeout=30s -c lock_timeout=10s \
+                 -c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off \
+                 -c enable_mergejoin=off -c idle_in_transaction_session_timeout=5s"
             }
             Session::Migrating => {
                 "-c TimeZone=UTC -c client_min_messages=warning -c statement_timeout=0 -c lock_timeout=0 \

@@ -69,6 +69,8 @@ pub(super) struct Queue {
     /// The waiting items of the channels whose items aren't repeated.
     known: HashSet<(Channel, String)>,
     bytes: usize,
+    /// How many of the waiting items wake workers.
+    runs: usize,
     /// Items taken out for sending, neither sent nor taken back yet.
     in_flight: usize,
     pub(super) stats: NotifierStats,
@@ -84,6 +86,11 @@ pub(super) struct Batch {
 impl Queue {
     pub(super) fn len(&self) -> usize {
         self.items.len()
+    }
+
+    /// Whether a worker waits for one of the items.
+    pub(super) fn urgent(&self) -> bool {
+        self.runs > 0
     }
 
     /// How many accepted items were sent or dropped.
@@ -102,6 +109,7 @@ impl Queue {
         }
         self.stats.accepted += 1;
         self.bytes += item.len();
+        self.runs += usize::from(channel == Channel::Runs);
         self.items.push_back((channel, item));
         self.make_room();
     }
@@ -119,6 +127,7 @@ impl Queue {
         let one = self.items.pop_front()?;
         self.known.remove(&one);
         self.bytes -= one.1.len();
+        self.runs -= usize::from(one.0 == Channel::Runs);
         Some(one)
     }
 
@@ -174,6 +183,7 @@ impl Queue {
                 self.stats.dropped += 1;
             } else if self.known.insert((channel, item.clone())) {
                 self.bytes += item.len();
+                self.runs += usize::from(channel == Channel::Runs);
                 self.items.push_front((channel, item));
             } else {
                 self.stats.deduplicated += 1;

@@ -1,4 +1,8 @@
--- The one way in which an open token is settled from outside.
-UPDATE continuations SET state = $2, result_hash = $3, settled_at = now()
-WHERE token = $1 AND state = 'open'
-RETURNING call_id
+-- The one way in which an open token is settled from outside. Its row is locked and was seen open; were it
+-- not, the division would end the transaction.
+WITH settled AS (
+    UPDATE continuations SET state = $2, result_hash = $3, settled_at = now()
+    WHERE token = $1 AND state = 'open'
+    RETURNING 1
+)
+SELECT 1 / count(*) FROM settled

@@ -5,7 +5,3 @@ SELECT * FROM UNNEST($1::uuid[], $2::uuid[], $3::bigint[], $4::integer[], $5::te
                      $9::text[], $10::boolean[], $11::bigint[], $12::text[], $13::integer[], $14::uuid[],
                      $15::timestamptz[], $16::timestamptz[], $17::timestamptz[], $18::text[], $19::timestamptz[],
                      $20::bigint[], $21::boolean[])
-ON CONFLICT (session_id, id) DO UPDATE SET
-    state = excluded.state, attempt = excluded.attempt, token = excluded.token, expires_at = excluded.expires_at,
-    started_at = excluded.started_at, settled = excluded.settled, finished_at = excluded.finished_at,
-    told = excluded.told, told_result = excluded.told_result

@@ -1,0 +1,8 @@
+-- Calls that earlier steps stored. Their sessions' rows are locked.
+UPDATE tool_calls c
+SET state = n.state, attempt = n.attempt, token = n.token, expires_at = n.expires_at, started_at = n.started_at,
+    settled = n.settled, finished_at = n.finished_at, told = n.told, told_result = n.told_result
+FROM UNNEST($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::uuid[], $6::timestamptz[], $7::timestamptz[],
+            $8::text[], $9::timestamptz[], $10::bigint[], $11::boolean[])
+     AS n (session_id, id, state, attempt, token, expires_at, started_at, settled, finished_at, told, told_result)
+WHERE c.session_id = n.session_id AND c.id = n.id
