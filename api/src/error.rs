@@ -144,6 +144,12 @@ impl From<StoreError> for ApiError {
             }
             StoreError::RunInProgress => conflict("run_in_progress", "a run of the session goes on"),
             StoreError::NoActiveRun => conflict("no_active_run", "no run of the session is active"),
+            StoreError::Backlog { limit } => {
+                let message =
+                    format!("too many runs wait: {limit} of this owner's are queued; try again later");
+                let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message);
+                Self { retry_after: Some(limits::BACKLOG_RETRY_AFTER), ..error }
+            }
             StoreError::MailboxFull { limit } => {
                 let message = format!("the session's mailbox is full: it holds {limit} unread messages");
                 let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "mailbox_full", message);

@@ -33,6 +33,10 @@ pub(crate) struct SessionPath(pub(crate) SessionId);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenPath(pub(crate) Token);
 
+/// The owner that a path names.
+#[derive(Debug, Clone)]
+pub(crate) struct OwnerPath(pub(crate) String);
+
 /// The agent that a path names.
 #[derive(Debug, Clone)]
 pub(crate) struct AgentPath(pub(crate) String);
@@ -68,6 +72,16 @@ impl FromRequestParts<Shared> for TokenPath {
     async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Answer<Self> {
         let token = segment(parts).await.and_then(|text| text.parse().ok());
         token.map(Self).ok_or_else(ApiError::unknown_token)
+    }
+}
+
+impl FromRequestParts<Shared> for OwnerPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Shared) -> Answer<Self> {
+        let owner = segment(parts).await.unwrap_or_default();
+        let possible = (1..=limits::OWNER).contains(&owner.len()) && !owner.contains('\0');
+        if possible { Ok(Self(owner)) } else { Err(ApiError::not_found()) }
     }
 }
 

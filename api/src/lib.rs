@@ -30,6 +30,7 @@ mod serve;
 mod sessions;
 mod sse;
 mod state;
+mod tenants;
 mod turns;
 mod view;
 mod wait;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Bytes of a request body, unless configured otherwise.
 pub const MAX_BODY: usize = 32 * 1024 * 1024;
+/// Seconds after which a client whose owner's queue is full may try again.
+pub(crate) const BACKLOG_RETRY_AFTER: u32 = 5;
 /// Items of a list when the client names no number.
 pub(crate) const LIST_DEFAULT: i64 = 50;
 /// Items of a list at most.

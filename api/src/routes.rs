@@ -13,6 +13,7 @@ use crate::{
     error::{ApiError, ErrorBody},
     events, health, mail, origin, pending, runs, sessions,
     state::Shared,
+    tenants,
 };
 
 fn list() -> OpenApiRouter<Shared> {
@@ -39,6 +40,7 @@ fn list() -> OpenApiRouter<Shared> {
         .routes(routes!(pending::across))
         .routes(routes!(pending::read, pending::complete))
         .routes(routes!(across::stream))
+        .routes(routes!(tenants::read, tenants::write))
 }
 
 /// The router of a node: every route, and what every request passes.

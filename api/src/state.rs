@@ -13,7 +13,7 @@ use holdfast_store::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    auth::{Tokens, TokensError},
+    auth::{Tokens, TokensError, Who},
     blobs::Kept,
     config::Config,
     hub::Hub,
@@ -42,6 +42,11 @@ pub struct Api {
 pub type Shared = Arc<Api>;
 
 impl Api {
+    /// Whether a caller may do what only admins may; where there are no tokens, nobody is one.
+    pub(crate) fn is_admin(&self, who: &Who) -> bool {
+        self.config.admin_owners.iter().any(|admin| **admin == *who.owner)
+    }
+
     /// Reads the tokens and starts the task that wakes whoever waits; it ends with `closing`.
     ///
     /// # Errors

@@ -18,8 +18,9 @@ use crate::{
     idempotency::{self, Begun, Done, Key},
     letters::{
         Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, NewEvent, Receipt, insert_blobs, insert_events,
-        lock_own, lock_run, take_in,
+        intake, lock_own, lock_run, take_in,
     },
+    quota,
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
@@ -76,9 +77,13 @@ pub struct NewSession {
 /// Creates a session, with its first message and run.
 ///
 /// # Errors
-/// [`StoreError::UnknownAgent`]; [`StoreError::UnknownSession`] if the parent isn't the owner's.
+/// [`StoreError::UnknownAgent`]; [`StoreError::UnknownSession`] if the parent isn't the owner's;
+/// [`StoreError::Backlog`] if it is to run and too many of the owner's runs wait.
 pub async fn create(store: &Store, caller: &Caller, new: &NewSession) -> Result<Done<SessionId>, StoreError> {
-    let done = against_rivals(|| create_once(store, caller, new)).await?;
+    if new.run != Mode::None && new.message.is_some() {
+        quota::admit(store, &new.owner).await?;
+    }
+    let done = against_rivals(|| Box::pin(create_once(store, caller, new))).await?;
     if matches!(done, Done::Now(_)) {
         store.announce(new.id, new.run != Mode::None || new.message.is_some());
     }
@@ -101,7 +106,8 @@ async fn create_once(
         }
     };
     let reads = async { futures::try_join!(current, root) };
-    let begun = idempotency::begin(&tx, caller.key.as_ref(), &new.id.to_string(), reads).await?;
+    let resource = new.id.to_string();
+    let begun = idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await?;
     let (current, root) = match begun {
         Begun::Now(read) => read,
         Begun::Before { code, resource } => {
@@ -111,16 +117,6 @@ async fn create_once(
     };
     let current = current.ok_or_else(|| StoreError::UnknownAgent(new.agent.clone()))?;
     let revision: String = current.try_get(0)?;
-    let mut writes = Writes::default();
-    let labels = serde_json::to_string(&new.labels)?;
-    let (parent, parent_call) = (new.parent.map(|parent| parent.0), new.parent_call.map(|call| call.0));
-    let (owner, agent) = (new.owner.as_str(), new.agent.as_str());
-    writes.push(
-        sql::INSERT_SESSION,
-        parameters![new.id.0, owner, agent, revision, parent, parent_call, root, new.priority, labels],
-    );
-    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    insert_events(&mut writes, new.id, &new.owner, 0, vec![created]);
     let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner, root) };
     let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();
     let ask = match new.run {
@@ -129,7 +125,32 @@ async fn create_once(
         Mode::None => Ask::Fold,
         mode => Ask::Run(mode),
     };
-    take_in(&mut writes, &session, None, letters, ask, caller.traceparent.as_deref())?;
+    let mut intake = intake(&session, None, letters, ask);
+    let mut writes = Writes::default();
+    let labels = serde_json::to_string(&new.labels)?;
+    let (parent, parent_call) = (new.parent.map(|parent| parent.0), new.parent_call.map(|call| call.0));
+    let (owner, agent, status) = (new.owner.as_str(), new.agent.as_str(), intake.status.word());
+    writes.push(
+        sql::INSERT_SESSION,
+        parameters![
+            new.id.0,
+            owner,
+            agent,
+            revision,
+            parent,
+            parent_call,
+            root,
+            status,
+            new.priority,
+            labels,
+            intake.mail_seq,
+            intake.event_seq,
+        ],
+    );
+    intake.add(&mut writes, new.id, caller.traceparent.as_deref())?;
+    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
+    let events = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
+    insert_events(&mut writes, new.id, &new.owner, 0, events);
     insert_blobs(&mut writes, &new.owner, new.message.as_ref().map_or(&[], |message| &message.blobs));
     tx.commit(writes).await?;
     Ok(Done::Now(new.id))
@@ -148,7 +169,8 @@ fn user_letter(message: &Message, owner: &str) -> Letter {
 /// Sends a user's message; the run that it asks for may be under way already.
 ///
 /// # Errors
-/// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
+/// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`]; [`StoreError::Backlog`] if it asks for a run
+/// and too many of the owner's wait.
 pub async fn post(
     store: &Store,
     caller: &Caller,
@@ -157,6 +179,9 @@ pub async fn post(
     run: Mode,
 ) -> Result<Done<Receipt>, StoreError> {
     let owner = caller.owner.clone().unwrap_or_default();
+    if run != Mode::None {
+        quota::admit(store, &owner).await?;
+    }
     let letter = user_letter(message, &owner);
     let ask = if run == Mode::None { Ask::Fold } else { Ask::Run(run) };
     send(store, caller, session, letter, ask, &message.blobs).await
@@ -218,10 +243,10 @@ async fn send_once(
         cancel_continuations(&mut writes, id, Some(tool_call_ids));
     }
     let (letters, traceparent) = (vec![letter.clone()], caller.traceparent.as_deref());
-    let taken = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
+    let seq = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
     insert_blobs(&mut writes, &session.owner, blobs);
     tx.commit(writes).await?;
-    Ok(Done::Now(Receipt { id: letter.id, seq: taken.first_seq, duplicate: false }))
+    Ok(Done::Now(Receipt { id: letter.id, seq, duplicate: false }))
 }
 
 /// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no
@@ -254,13 +279,16 @@ async fn has_open(tx: &Transaction, session: SessionId) -> Result<bool, StoreErr
 /// Runs a session on from where it stands; lifts a hold.
 ///
 /// # Errors
-/// [`StoreError::UnknownSession`], [`StoreError::RunInProgress`].
+/// [`StoreError::UnknownSession`], [`StoreError::RunInProgress`], [`StoreError::Backlog`].
 pub async fn resume(
     store: &Store,
     caller: &Caller,
     id: SessionId,
     mode: Mode,
 ) -> Result<Done<SessionId>, StoreError> {
+    if let Some(owner) = &caller.owner {
+        quota::admit(store, owner).await?;
+    }
     let done = against_rivals(async || {
         change(store, caller, id, async |_, writes, session, run| {
             if run.is_some_and(|run| run.mode != Mode::None) {
@@ -293,7 +321,8 @@ pub async fn cancel(
         change(store, caller, id, async |tx, writes, session, run| {
             let active = run.is_some_and(|run| run.mode != Mode::None);
             // Under the session's lock no token opens or is settled.
-            if !active && !(deferred && has_open(tx, id).await?) {
+            let cancels = active || (deferred && has_open(tx, id).await?);
+            if !cancels {
                 return Err(StoreError::NoActiveRun);
             }
             has_room(tx, session, true).await?;

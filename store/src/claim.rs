@@ -1,6 +1,7 @@
 //! Leases: a worker's time-bound right to hold a run, fenced by an epoch that is never used twice.
 
 use std::{
+    collections::HashMap,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -12,7 +13,14 @@ use holdfast_engine::{
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError, letters::corrupt, retry::against_rivals, sql};
+use crate::{
+    Store,
+    errors::StoreError,
+    letters::corrupt,
+    retry::against_rivals,
+    sql,
+    transaction::{Parameters, Transaction, Writes, parameters},
+};
 
 /// A run that a worker holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +43,8 @@ pub struct Lease {
     pub takeovers: i32,
     /// Whether this claim took the run from a worker whose lease had expired.
     pub taken_over: bool,
+    /// Whether its owner's runs are throttled: the end of one lets the next begin.
+    pub throttled: bool,
     /// Trace context of the request that started the run.
     pub traceparent: Option<String>,
 }
@@ -78,7 +88,7 @@ impl Rotation {
 ///
 /// Due runs are shared fairly: up to [`OWNERS_A_CLAIM`] owners in turn, from where `rotation` stands, get
 /// an equal share of the slots, so that one owner's backlog keeps nobody else waiting for longer than a
-/// slot's turn.
+/// slot's turn. An owner's own limits are kept (see [`crate::quota`]).
 ///
 /// # Errors
 /// [`StoreError`] as the database has it; nothing is claimed then that the worker doesn't know of
@@ -104,7 +114,8 @@ pub async fn claim(
     }
     let free = free - i64::try_from(leases.len()).unwrap_or(i64::MAX);
     if free > 0 {
-        match claim_due(&client, worker, free, ttl, agents, rotation).await {
+        drop(client);
+        match claim_due(store, Order { worker, free, ttl, agents }, rotation).await {
             Ok(due) => leases.extend(due),
             // What was taken over already has to be known to its holder.
             Err(_) if !leases.is_empty() => {}
@@ -117,23 +128,34 @@ pub async fn claim(
 /// Pages of owners that one claim looks at before it finds a run that its worker can serve.
 const PAGES_A_CLAIM: usize = 16;
 
-async fn claim_due(
-    client: &deadpool_postgres::Client,
+/// What a claim wants.
+#[derive(Clone, Copy)]
+struct Order<'a> {
     worker: WorkerId,
     free: i64,
     ttl: f64,
-    agents: &[String],
-    rotation: &Rotation,
-) -> Result<Vec<Lease>, StoreError> {
-    let list = client.prepare_cached(sql::DUE_OWNERS).await?;
-    let claim = client.prepare_cached(sql::CLAIM_QUEUED).await?;
+    agents: &'a [String],
+}
+
+async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Result<Vec<Lease>, StoreError> {
     for _ in 0..PAGES_A_CLAIM {
+        let client = store.lease_client().await?;
+        let list = client.prepare_cached(sql::DUE_OWNERS).await?;
         let rows = client.query(&list, &[&rotation.get(), &OWNERS_A_CLAIM]).await?;
-        let owners: Vec<&str> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
+        let owners: Vec<&str> = rows.iter().map(|row| row.try_get("owner")).collect::<Result<_, _>>()?;
+        let throttled: Vec<bool> =
+            rows.iter().map(|row| row.try_get("throttled")).collect::<Result<_, _>>()?;
         let Some(last) = owners.last() else { return Ok(Vec::new()) };
-        let share = (free + owners_count(&owners) - 1) / owners_count(&owners);
-        let rows = client.query(&claim, &[&worker.0, &free, &ttl, &agents, &owners, &share]).await?;
-        let leases: Vec<Lease> = rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?;
+        let share = (order.free + owners_count(&owners) - 1) / owners_count(&owners);
+        let shares = vec![share; owners.len()];
+        let leases = if throttled.contains(&true) {
+            claim_throttled(client, order, &owners, &throttled, shares).await?
+        } else {
+            let claim = client.prepare_cached(sql::CLAIM_QUEUED).await?;
+            let Order { worker, free, ttl, agents } = order;
+            let rows = client.query(&claim, &[&worker.0, &free, &ttl, &agents, &owners, &shares]).await?;
+            rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?
+        };
         // The next turn begins behind the last owner that was served: those behind it have waited.
         let served = owners.iter().rposition(|owner| leases.iter().any(|lease| lease.owner == *owner));
         rotation.set(served.map_or(last, |place| owners[place]));
@@ -142,6 +164,78 @@ async fn claim_due(
         }
     }
     Ok(Vec::new())
+}
+
+/// What a throttled owner may still start.
+struct Allowance {
+    runs: i64,
+    /// Starts that its rate allows, fractions included.
+    bucket: Option<f64>,
+}
+
+/// Claims where some owners have limits: their rows are locked, so that no other claim takes runs of
+/// theirs meanwhile. Owners that another claim has locked get nothing from this one.
+async fn claim_throttled(
+    client: deadpool_postgres::Client,
+    order: Order<'_>,
+    owners: &[&str],
+    throttled: &[bool],
+    mut shares: Vec<i64>,
+) -> Result<Vec<Lease>, StoreError> {
+    let tx = Transaction::over(client);
+    tx.prepare(&[sql::LOCK_LIMITS, sql::COUNT_HELD]).await?;
+    let limited: Vec<&str> =
+        owners.iter().zip(throttled).filter(|(_, throttled)| **throttled).map(|(owner, _)| *owner).collect();
+    let wanted: Parameters<'_> = &[&limited];
+    let ((), limits, held) = futures::try_join!(
+        tx.begin(),
+        tx.query(sql::LOCK_LIMITS, wanted),
+        tx.query(sql::COUNT_HELD, wanted)
+    )?;
+    let mut allowances = allowances(&limits, &held)?;
+    for ((owner, throttled), share) in owners.iter().zip(throttled).zip(&mut shares) {
+        if *throttled {
+            *share = allowances.get(*owner).map_or(0, |allowance| (*share).min(allowance.runs));
+        }
+    }
+    let Order { worker, free, ttl, agents } = order;
+    let rows = tx.query(sql::CLAIM_QUEUED, &[&worker.0, &free, &ttl, &agents, &owners, &shares]).await?;
+    let mut leases: Vec<Lease> = rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?;
+    for lease in &mut leases {
+        if let Some(allowance) = allowances.get_mut(&lease.owner) {
+            lease.throttled = true;
+            allowance.bucket = allowance.bucket.map(|bucket| (bucket - 1.0).max(0.0));
+        }
+    }
+    let (filled, buckets): (Vec<String>, Vec<f64>) = allowances
+        .into_iter()
+        .filter_map(|(owner, allowance)| allowance.bucket.map(|bucket| (owner, bucket)))
+        .unzip();
+    let mut writes = Writes::default();
+    if !filled.is_empty() {
+        writes.push(sql::FILL_BUCKETS, parameters![filled, buckets]);
+    }
+    tx.commit(writes).await?;
+    Ok(leases)
+}
+
+fn allowances(limits: &[Row], held: &[Row]) -> Result<HashMap<String, Allowance>, StoreError> {
+    let held: HashMap<&str, i64> = held
+        .iter()
+        .map(|row| Ok((row.try_get("owner")?, row.try_get("held")?)))
+        .collect::<Result<_, StoreError>>()?;
+    let mut allowances = HashMap::new();
+    for row in limits {
+        let owner: &str = row.try_get("owner")?;
+        let held = held.get(owner).copied().unwrap_or(0);
+        let slots = row
+            .try_get::<_, Option<i32>>("max_running")?
+            .map_or(i64::MAX, |max| (i64::from(max) - held).max(0));
+        let bucket: Option<f64> = row.try_get("bucket")?;
+        let runs = bucket.map_or(slots, |bucket| slots.min(bucket.floor() as i64));
+        allowances.insert(owner.to_owned(), Allowance { runs, bucket });
+    }
+    Ok(allowances)
 }
 
 fn owners_count(owners: &[&str]) -> i64 {
@@ -159,6 +253,7 @@ fn lease(row: &Row, taken_over: bool) -> Result<Lease, StoreError> {
         wake_seq: row.try_get("wake_seq")?,
         takeovers: row.try_get("takeovers")?,
         taken_over,
+        throttled: false,
         traceparent: row.try_get("traceparent")?,
     })
 }

@@ -46,6 +46,12 @@ pub enum StoreError {
         /// How much it may hold.
         limit: i64,
     },
+    /// The owner has as many runs queued as it may.
+    #[error("the queue is full: {limit} runs of this owner wait")]
+    Backlog {
+        /// How many may wait.
+        limit: i64,
+    },
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for another request")]
     IdempotencyMismatch,

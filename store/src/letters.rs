@@ -195,26 +195,34 @@ pub(crate) fn corrupt(what: &str, value: &str) -> StoreError {
     StoreError::Corrupt(format!("{what} {value:?} is unknown to this build"))
 }
 
-/// What taking letters in led to.
-#[derive(Debug, Clone)]
-pub(crate) struct Taken {
+/// What taking letters in amounts to: how the session's row changes, and what is added.
+pub(crate) struct Intake {
+    letters: Vec<Letter>,
+    before: i64,
     /// The first new letter's number.
     pub(crate) first_seq: i64,
+    /// The last letter's number.
+    pub(crate) mail_seq: i64,
+    /// The last event's number.
+    pub(crate) event_seq: i64,
+    /// The session's status.
+    pub(crate) status: Status,
+    /// What happened, after the number that the session's row has.
+    pub(crate) events: Vec<NewEvent>,
+    starts: bool,
+    mode: Option<Mode>,
 }
 
-/// Appends letters to a locked session's mailbox and wakes its run as asked, all in the caller's
-/// transaction. `run` is the session's locked run row, if there is one.
+/// Decides what taking letters in amounts to. `run` is the session's locked run row, if there is one.
 ///
 /// A request of a person is preceded by the order that lifts a hold, or one that a worker may be
 /// about to obey, so that the run which the person asked for isn't swallowed by an older order.
-pub(crate) fn take_in(
-    writes: &mut Writes<'_>,
+pub(crate) fn intake(
     session: &Locked,
     run: Option<&LockedRun>,
     mut letters: Vec<Letter>,
     ask: Ask,
-    traceparent: Option<&str>,
-) -> Result<Taken, StoreError> {
+) -> Intake {
     let active = run.is_some_and(|run| run.mode != Mode::None);
     let mut lifted = 0;
     // A run that is there may be about to obey an older order, or to end: the letter lifts what it
@@ -232,7 +240,6 @@ pub(crate) fn take_in(
         Ask::Run(mode) => Some(mode),
     };
     let starts = !active && mode.is_some_and(|mode| mode != Mode::None);
-    let mail_seq = session.mail_seq + i64::try_from(letters.len()).unwrap_or(i64::MAX);
     let mut events: Vec<NewEvent> = letters
         .iter()
         .zip(session.mail_seq + 1..)
@@ -249,16 +256,57 @@ pub(crate) fn take_in(
         let mode = mode.unwrap_or(Mode::UntilBlocked);
         events.push(NewEvent::new("run.started", &json!({"mode": mode.word()})));
     }
-    let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-    let id = session.id.0;
-    writes.push(sql::ACCEPT_SESSION, parameters![id, mail_seq, event_seq, status.word(), starts]);
-    insert_letters(writes, session.id, session.mail_seq, &letters, mode.is_some())?;
-    insert_events(writes, session.id, &session.owner, session.event_seq, events);
-    if let Some(mode) = mode {
-        let traceparent = traceparent.map(str::to_owned);
-        writes.push(sql::WAKE_RUN, parameters![id, mode.word(), mail_seq, traceparent]);
+    let count = |items: usize| i64::try_from(items).unwrap_or(i64::MAX);
+    Intake {
+        before: session.mail_seq,
+        first_seq: session.mail_seq + 1 + lifted,
+        mail_seq: session.mail_seq + count(letters.len()),
+        event_seq: session.event_seq + count(events.len()),
+        letters,
+        status,
+        events,
+        starts,
+        mode,
     }
-    Ok(Taken { first_seq: session.mail_seq + 1 + lifted })
+}
+
+impl Intake {
+    /// Adds the letters and wakes the run, beside what is done about the session's row and its events.
+    pub(crate) fn add(
+        &self,
+        writes: &mut Writes<'_>,
+        session: SessionId,
+        traceparent: Option<&str>,
+    ) -> Result<(), StoreError> {
+        insert_letters(writes, session, self.before, &self.letters, self.mode.is_some())?;
+        if let Some(mode) = self.mode {
+            let traceparent = traceparent.map(str::to_owned);
+            writes.push(sql::WAKE_RUN, parameters![session.0, mode.word(), self.mail_seq, traceparent]);
+        }
+        Ok(())
+    }
+}
+
+/// Appends letters to a locked session's mailbox and wakes its run as asked, all in the caller's
+/// transaction; see [`intake`]. Returns the first new letter's number.
+pub(crate) fn take_in(
+    writes: &mut Writes<'_>,
+    session: &Locked,
+    run: Option<&LockedRun>,
+    letters: Vec<Letter>,
+    ask: Ask,
+    traceparent: Option<&str>,
+) -> Result<i64, StoreError> {
+    let mut intake = intake(session, run, letters, ask);
+    let status = intake.status.word();
+    writes.push(
+        sql::ACCEPT_SESSION,
+        parameters![session.id.0, intake.mail_seq, intake.event_seq, status, intake.starts],
+    );
+    intake.add(writes, session.id, traceparent)?;
+    let events = std::mem::take(&mut intake.events);
+    insert_events(writes, session.id, &session.owner, session.event_seq, events);
+    Ok(intake.first_seq)
 }
 
 fn order_of_resuming() -> Letter {

@@ -22,9 +22,11 @@ pub mod install;
 pub mod letters;
 pub mod listen;
 pub mod load;
+pub mod loader;
 pub mod migrate;
 pub mod notify;
 pub mod passes;
+pub mod quota;
 mod retry;
 pub mod sessions;
 pub mod settle;
@@ -41,6 +43,7 @@ use crate::{
     connect::Db,
     gate::Gate,
     notify::{Channel, Notifier},
+    quota::Backlog,
 };
 
 /// The store of one process: its connections, and the notifier that tells others what changed.
@@ -49,13 +52,14 @@ pub struct Store {
     db: Db,
     notifier: Option<Notifier>,
     gate: Option<Gate>,
+    backlog: Backlog,
 }
 
 impl Store {
     /// A store over connections. Without a notifier nothing is announced, and everybody else learns
     /// of changes by their scans.
     pub fn new(db: Db, notifier: Option<Notifier>) -> Self {
-        Self { db, notifier, gate: None }
+        Self { db, notifier, gate: None, backlog: Backlog::default() }
     }
 
     /// The same store with a gate at its named points.

@@ -46,6 +46,18 @@ pub struct Loaded {
 /// # Errors
 /// [`StoreError::UnknownSession`]; [`StoreError::Corrupt`] if this build can't read what is stored.
 pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
+    let mut loaded = load_group(store, &[id]).await?;
+    loaded.pop().unwrap_or(Err(StoreError::UnknownSession))
+}
+
+/// Loads sessions, as [`load`] does each, in the order of `ids`.
+///
+/// # Errors
+/// [`StoreError`] as the database has it, if none could be read.
+pub(crate) async fn load_group(
+    store: &Store,
+    ids: &[SessionId],
+) -> Result<Vec<Result<Loaded, StoreError>>, StoreError> {
     let client = store.client().await?;
     // Prepared first, so that all are sent at once and answered in this order: the mode after the mail, so
     // that no letter is considered under a mode that is older than it.
@@ -54,22 +66,64 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
     let (calls, unread) =
         (client.prepare_cached(sql::LOAD_CALLS).await?, client.prepare_cached(sql::LOAD_UNREAD).await?);
     let mode = client.prepare_cached(sql::LOAD_MODE).await?;
-    let (of_session, of_turns): (Parameters<'_>, Parameters<'_>) = (&[&id.0], &[&id.0, &0_i64]);
-    let (head, turns, calls, mail, mode) = futures::try_join!(
-        client.query(&session, of_session),
-        client.query(&turns, of_turns),
-        client.query(&calls, of_session),
-        client.query(&unread, of_session),
-        client.query_opt(&mode, of_session),
+    let wanted: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
+    let wanted: Parameters<'_> = &[&wanted];
+    let (sessions, turns, calls, mail, modes) = futures::try_join!(
+        client.query(&session, wanted),
+        client.query(&turns, wanted),
+        client.query(&calls, wanted),
+        client.query(&unread, wanted),
+        client.query(&mode, wanted),
     )?;
-    let mode = mode.as_ref().map(read_mode).transpose()?;
-    let row = head.first().ok_or(StoreError::UnknownSession)?;
+    let (sessions, modes) = (by_session(&sessions, "id")?, by_session(&modes, "session_id")?);
+    let [turns, calls, mail] = [
+        by_session(&turns, "session_id")?,
+        by_session(&calls, "session_id")?,
+        by_session(&mail, "session_id")?,
+    ];
+    Ok(ids
+        .iter()
+        .map(|&id| {
+            let (head, mode) = (rows_of(&sessions, id).first(), rows_of(&modes, id).first());
+            assemble(id, head, rows_of(&turns, id), rows_of(&calls, id), rows_of(&mail, id), mode)
+        })
+        .collect())
+}
+
+fn rows_of<'a, 'r>(rows: &'a HashMap<Uuid, Vec<&'r Row>>, id: SessionId) -> &'a [&'r Row] {
+    rows.get(&id.0).map_or(&[], Vec::as_slice)
+}
+
+/// Rows by the session that `column` names, in the order in which they came.
+fn by_session<'a>(rows: &'a [Row], column: &str) -> Result<HashMap<Uuid, Vec<&'a Row>>, StoreError> {
+    let mut found: HashMap<Uuid, Vec<&Row>> = HashMap::new();
+    for row in rows {
+        found.entry(row.try_get(column)?).or_default().push(row);
+    }
+    Ok(found)
+}
+
+fn assemble(
+    id: SessionId,
+    head: Option<&&Row>,
+    turns: &[&Row],
+    calls: &[&Row],
+    mail: &[&Row],
+    mode: Option<&&Row>,
+) -> Result<Loaded, StoreError> {
+    let row = head.ok_or(StoreError::UnknownSession)?;
     if row.try_get::<_, bool>("deleted")? {
         return Err(StoreError::UnknownSession);
     }
     let cursor: i64 = row.try_get("mail_cursor")?;
-    let letters: Vec<Envelope> = mail.iter().map(envelope).collect::<Result<_, _>>()?;
-    let (inbox, waiting): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.seq > cursor);
+    let mut letters: Vec<Envelope> = mail.iter().map(|row| envelope(row)).collect::<Result<_, _>>()?;
+    letters.sort_by_key(|letter| letter.seq);
+    let mut turns: Vec<Arc<Turn>> =
+        turns.iter().map(|row| turn(row).map(Arc::new)).collect::<Result<_, _>>()?;
+    turns.sort_by_key(|turn| turn.position);
+    let mut calls: Vec<TrackedCall> = calls.iter().map(|row| call(row)).collect::<Result<_, _>>()?;
+    calls.sort_by_key(|call| (call.turn, call.index));
+    let (inbox, left): (Vec<_>, Vec<_>) = letters.into_iter().partition(|letter| letter.seq > cursor);
     let (status, hold): (&str, &str) = (row.try_get("status")?, row.try_get("hold")?);
     let session = Session {
         id,
@@ -77,9 +131,9 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
         hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,
         version: row.try_get("version")?,
         cursor,
-        left: waiting,
-        turns: turns.iter().map(|row| turn(row).map(Arc::new)).collect::<Result<_, _>>()?,
-        calls: calls.iter().map(call).collect::<Result<_, _>>()?,
+        left,
+        turns,
+        calls,
         stop: None,
     };
     let parent: Option<Uuid> = row.try_get("parent_id")?;
@@ -92,12 +146,12 @@ pub async fn load(store: &Store, id: SessionId) -> Result<Loaded, StoreError> {
         parent: parent.zip(parent_call).map(|(session, call)| (SessionId(session), CallId(call))),
         settings_rev: row.try_get("settings_rev")?,
         inbox,
-        mode,
+        mode: mode.map(|row| read_mode(row)).transpose()?,
     })
 }
 
 fn read_mode(row: &Row) -> Result<Mode, StoreError> {
-    let word: &str = row.try_get(0)?;
+    let word: &str = row.try_get("mode")?;
     Mode::parse(word).ok_or_else(|| corrupt("mode", word))
 }
 
@@ -114,7 +168,8 @@ pub async fn mail_above(
     // Answered in this order, as in [`load`].
     let (mail, mode) =
         (client.prepare_cached(sql::LOAD_MAIL).await?, client.prepare_cached(sql::LOAD_MODE).await?);
-    let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &cursor], &[&id.0]);
+    let ids = vec![id.0];
+    let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &cursor], &[&ids]);
     let (rows, mode) = futures::try_join!(client.query(&mail, of_mail), client.query_opt(&mode, of_mode))?;
     let mode = mode.as_ref().map(read_mode).transpose()?;
     Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, mode))

@@ -9,7 +9,7 @@ use std::{
 };
 
 use deadpool_postgres::{Client, Object};
-use tokio_postgres::{Row, types::ToSql};
+use tokio_postgres::{Row, Statement, types::ToSql};
 
 use crate::errors::StoreError;
 
@@ -75,7 +75,7 @@ impl Transaction {
     /// order on a new connection too.
     pub(crate) async fn prepare(&self, statements: &[&'static str]) -> Result<(), StoreError> {
         for statement in statements {
-            self.client()?.prepare_cached(statement).await?;
+            self.prepared(statement).await?;
         }
         Ok(())
     }
@@ -85,9 +85,8 @@ impl Transaction {
         statement: &'static str,
         parameters: Parameters<'_>,
     ) -> Result<Vec<Row>, StoreError> {
-        let client = self.client()?;
-        let statement = client.prepare_cached(statement).await?;
-        Ok(client.query(&statement, parameters).await?)
+        let statement = self.prepared(statement).await?;
+        Ok(self.client()?.query(&statement, parameters).await?)
     }
 
     pub(crate) async fn query_opt(
@@ -112,9 +111,8 @@ impl Transaction {
         statement: &'static str,
         parameters: Parameters<'_>,
     ) -> Result<u64, StoreError> {
-        let client = self.client()?;
-        let statement = client.prepare_cached(statement).await?;
-        Ok(client.execute(&statement, parameters).await?)
+        let statement = self.prepared(statement).await?;
+        Ok(self.client()?.execute(&statement, parameters).await?)
     }
 
     /// Sends statements that take no parameters and aren't worth preparing.
@@ -139,7 +137,7 @@ impl Transaction {
         for (statement, parameters) in &writes.0 {
             let parameters: Vec<&(dyn ToSql + Sync)> =
                 parameters.iter().map(|parameter| &**parameter as &(dyn ToSql + Sync)).collect();
-            statements.push((client.prepare_cached(statement).await?, parameters));
+            statements.push((self.prepared(statement).await?, parameters));
         }
         let mut answers: Vec<Pin<Box<_>>> = Vec::with_capacity(statements.len());
         for (statement, parameters) in &statements {
@@ -169,6 +167,11 @@ impl Transaction {
         self.batch_execute("ROLLBACK").await?;
         self.open.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    async fn prepared(&self, statement: &'static str) -> Result<Statement, StoreError> {
+        // Boxed: preparing is a large future, and stands in every future that uses this.
+        Ok(Box::pin(self.client()?.prepare_cached(statement)).await?)
     }
 
     fn client(&self) -> Result<&Client, StoreError> {

@@ -165,6 +165,7 @@ impl Claimer {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 () = tokio::time::sleep_until(until) => return,
+                () = self.shared.freed.notified(), if self.failures == 0 => return,
                 heard = self.hints.recv() => match heard {
                     Some(Heard::Item { channel: Channel::Runs, .. } | Heard::Resync) if self.failures == 0 => return,
                     Some(_) => {}

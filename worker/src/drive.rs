@@ -115,7 +115,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
 async fn load_session(shared: &Shared, slot: &Slot) -> Result<Loaded, Gone> {
     loop {
         shared.store.at("load.before").await;
-        match load::load(&shared.store, slot.lease.session).await {
+        match shared.loader.load(slot.lease.session).await {
             Ok(loaded) => {
                 shared.store.at("load.done").await;
                 return Ok(loaded);

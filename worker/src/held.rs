@@ -220,6 +220,9 @@ impl Drop for Slot {
                 held.remove(&name.0);
             }
         }
+        if self.lease.throttled {
+            self.shared.freed.notify_one();
+        }
         if self.over || self.standing.borrow().lost {
             return;
         }

@@ -19,9 +19,11 @@ use std::{sync::Arc, time::Duration};
 
 use apalis::prelude::{ParallelizeExt, WorkerBuilder};
 use holdfast_engine::ids::WorkerId;
-use holdfast_store::{Store, StoreError, claim::Rotation, group::Committer, listen::Listener, workers};
+use holdfast_store::{
+    Store, StoreError, claim::Rotation, group::Committer, listen::Listener, loader::Loader, workers,
+};
 use holdfast_tools::LoadedAgent;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
@@ -86,12 +88,15 @@ pub(crate) struct Shared {
     pub(crate) id: WorkerId,
     pub(crate) store: Store,
     pub(crate) committer: Committer,
+    pub(crate) loader: Loader,
     pub(crate) roster: Roster,
     pub(crate) keys: ApiKeys,
     pub(crate) model: Arc<dyn ModelClient>,
     pub(crate) held: Held,
     pub(crate) rotation: Rotation,
     pub(crate) slots: Arc<Semaphore>,
+    /// Told when a run of a throttled owner ends here: its next one may begin.
+    pub(crate) freed: Notify,
     pub(crate) slot_count: usize,
     pub(crate) lease_ttl: Duration,
     pub(crate) stream_tokens: bool,
@@ -134,6 +139,7 @@ pub async fn run_with(
     let shared = Arc::new(Shared {
         id: WorkerId(Uuid::now_v7()),
         committer: Committer::start(store.clone()),
+        loader: Loader::start(store.clone()),
         store,
         roster: Roster::new(config.agents),
         keys: config.keys,
@@ -141,6 +147,7 @@ pub async fn run_with(
         held: Held::default(),
         rotation: Rotation::default(),
         slots: Arc::new(Semaphore::new(slots)),
+        freed: Notify::new(),
         slot_count: slots,
         lease_ttl: config.lease_ttl,
         stream_tokens: config.stream_tokens,

@@ -20,7 +20,11 @@ fn operations(session: &str, token: &str) -> Vec<(Method, String, String)> {
     for (path, item) in paths {
         for method in item.as_object().expect("an item").keys() {
             let method: Method = method.to_uppercase().parse().expect("a method");
-            let filled = path.replace("{id}", session).replace("{token}", token).replace("{slug}", AGENT);
+            let filled = path
+                .replace("{id}", session)
+                .replace("{token}", token)
+                .replace("{slug}", AGENT)
+                .replace("{owner}", "alice");
             all.push((method, path.clone(), filled.replace("{file}", "index.css")));
         }
     }
@@ -34,12 +38,13 @@ fn body(path: &str) -> Option<Value> {
         "/v1/sessions/{id}/messages" => json!({"prompt": "x"}),
         "/v1/sessions/{id}/mail" => json!({"body": {"tag": "userMessage", "query": "q"}}),
         "/v1/continuations/{token}" => json!({"result": "r"}),
+        "/v1/tenants/{owner}/limits" => json!({"max_running": 1}),
         _ => return None,
     })
 }
 
 fn request(method: &Method, template: &str, path: &str) -> Request<Body> {
-    let body = if *method == Method::POST { body(template) } else { None };
+    let body = if [Method::POST, Method::PUT].contains(method) { body(template) } else { None };
     ask(method.clone(), path, body)
 }
 
@@ -105,6 +110,14 @@ async fn a_stranger_finds_nothing_and_changes_nothing() {
         for last in ["0", "1", "999"] {
             let asked = with(by(request(&method, &template, &path), "bob-token"), "last-event-id", last);
             assert_eq!(node.send(asked).await.bytes, reply.bytes, "{method} {template} {last}");
+        }
+    }
+    for method in [Method::GET, Method::PUT] {
+        let template = "/v1/tenants/{owner}/limits";
+        for owner in ["alice", "bob", "nobody"] {
+            let asked = request(&method, template, &template.replace("{owner}", owner));
+            let refusal = node.send(by(asked, "bob-token")).await.refusal();
+            assert_eq!(refusal, (403, "forbidden".to_owned()), "{method} {owner}");
         }
     }
     for path in [

@@ -31,6 +31,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/sessions/{id}/pending", &["get"]),
     ("/v1/sessions/{id}/resume", &["post"]),
     ("/v1/sessions/{id}/turns", &["get"]),
+    ("/v1/tenants/{owner}/limits", &["get", "put"]),
 ];
 
 #[tokio::test]
@@ -52,8 +53,12 @@ async fn the_document_lists_exactly_the_routes() {
 
     for (path, methods) in documented {
         let id = uuid::Uuid::now_v7().to_string();
-        let filled =
-            path.replace("{id}", &id).replace("{token}", &id).replace("{slug}", "x").replace("{file}", "x");
+        let filled = path
+            .replace("{id}", &id)
+            .replace("{token}", &id)
+            .replace("{slug}", "x")
+            .replace("{file}", "x")
+            .replace("{owner}", "-");
         for method in [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::TRACE] {
             let known = methods.contains(method.as_str().to_lowercase().as_str());
             if known && path.ends_with("/events") && path.starts_with("/v1/events") {

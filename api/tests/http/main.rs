@@ -13,4 +13,5 @@ mod reading;
 mod refusals;
 mod sessions;
 mod support;
+mod tenants;
 mod waiting;

@@ -2,14 +2,14 @@
 -- The row that comes back, not the intention, decides what is run. Only run rows are locked.
 WITH due AS MATERIALIZED (
     SELECT mine.session_id
-    FROM UNNEST($5::text[]) WITH ORDINALITY AS turn (owner, place)
+    FROM UNNEST($5::text[], $6::bigint[]) WITH ORDINALITY AS turn (owner, share, place)
     CROSS JOIN LATERAL (
         SELECT r.session_id FROM runs r
         WHERE r.owner = turn.owner AND r.state = 'queued' AND r.available_at <= now()
           AND (r.agent || '@' || r.agent_revision = ANY($4::text[])
                OR r.agent IN (SELECT slug FROM agents WHERE current AND slug || '@' || revision = ANY($4::text[])))
         ORDER BY r.priority DESC, r.available_at, r.session_id
-        LIMIT $6
+        LIMIT turn.share
         FOR UPDATE SKIP LOCKED
     ) mine
     ORDER BY turn.place

@@ -1,5 +1,5 @@
 -- Whose turn it is: owners with due runs, from the cursor on and then from the start, by a skip scan that
--- touches one index entry an owner, however many runs each has.
+-- touches one index entry an owner, however many runs each has; and who of them is throttled.
 WITH RECURSIVE ahead (owner) AS (
     (SELECT owner FROM runs WHERE state = 'queued' AND available_at <= now() AND owner > $1 ORDER BY owner LIMIT 1)
     UNION ALL
@@ -13,4 +13,7 @@ WITH RECURSIVE ahead (owner) AS (
         SELECT r.owner FROM runs r WHERE r.state = 'queued' AND r.available_at <= now() AND r.owner > wrapped.owner AND r.owner <= $1
         ORDER BY r.owner LIMIT 1) next
 )
-SELECT owner FROM (SELECT owner FROM ahead UNION ALL SELECT owner FROM wrapped) turn LIMIT $2
+SELECT turn.owner, EXISTS (
+    SELECT 1 FROM owner_limits l
+    WHERE l.owner = turn.owner AND (l.max_running IS NOT NULL OR l.runs_per_minute IS NOT NULL)) AS throttled
+FROM (SELECT owner FROM ahead UNION ALL SELECT owner FROM wrapped) turn LIMIT $2

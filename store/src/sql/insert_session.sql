@@ -1,2 +1,3 @@
-INSERT INTO sessions (id, owner, agent, agent_revision, parent_id, parent_call, root_id, status, priority, labels)
-VALUES ($1, $2, $3, $4, $5, $6, $7, 'ready', $8, $9)
+INSERT INTO sessions (id, owner, agent, agent_revision, parent_id, parent_call, root_id, status, priority, labels, mail_seq,
+                      event_seq)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)

@@ -1,2 +1,2 @@
 -- Read after the mail: whatever raised the mode did so together with a letter.
-SELECT mode FROM runs WHERE session_id = $1
+SELECT session_id, mode FROM runs WHERE session_id = ANY($1)

@@ -1,3 +1,3 @@
-SELECT s.owner, s.agent, s.agent_revision, s.parent_id, s.parent_call, s.status, s.hold, s.version, s.mail_cursor,
+SELECT s.id, s.owner, s.agent, s.agent_revision, s.parent_id, s.parent_call, s.status, s.hold, s.version, s.mail_cursor,
        s.mail_left, s.settings_rev, s.deleted_at IS NOT NULL AS deleted
-FROM sessions s WHERE s.id = $1
+FROM sessions s WHERE s.id = ANY($1)
