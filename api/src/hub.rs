@@ -26,7 +26,7 @@ use uuid::Uuid;
 use crate::limits;
 
 /// Deltas that a stream may lag behind before it loses the oldest; they are ephemeral.
-const DELTAS: usize = 256;
+const DELTAS: usize = 64;
 
 /// Where a watched session was last seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

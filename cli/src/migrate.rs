@@ -84,6 +84,7 @@ mod tests {
         let database = DatabaseArgs {
             database_url: Some(format!("postgres://u@{address}/d")),
             listen_database_url: None,
+            db_connections: 8,
             data_dir: "nowhere".into(),
         };
         let before = Instant::now();

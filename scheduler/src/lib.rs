@@ -4,14 +4,20 @@
 //! schedulers may run; losing all of them delays timers and clean-up and nothing else. A pass also
 //! runs when its scheduler starts, since a tick that fell into a restart is lost.
 
-use std::{pin::pin, str::FromStr, time::Duration};
+use std::{pin::pin, str::FromStr, sync::Arc, time::Duration};
 
 use apalis_cron::CronScheduler;
 use chrono::Utc;
 use cron::Schedule;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
-use holdfast_store::{Store, StoreError, passes};
+use holdfast_store::{
+    Store, StoreError, passes,
+    retire::{self, Swept, Terms},
+    settle,
+};
+use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use uuid::Uuid;
 
 /// Rows that one statement of a pass touches at the most.
 const BATCH: i64 = 500;
@@ -23,20 +29,35 @@ const MAX_BATCHES: usize = 200;
 /// say that it was deleted.
 const DELETED_GRACE: f64 = 60.0;
 
+/// Looks for closed sessions that one batch takes, so that a scheduler can stop between them.
+const LOOKS: usize = 20;
+
 /// What a scheduler is told at its start.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Days for which events can be replayed.
     pub keep_events_days: u64,
+    /// What becomes of closed sessions; `None` keeps them.
+    pub retire: Option<Terms>,
+    /// Days for which archives are kept; `None` keeps them.
+    pub keep_archives_days: Option<i32>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { keep_events_days: 7 }
+        Self { keep_events_days: 7, retire: None, keep_archives_days: None }
     }
 }
 
-type Work = for<'a> fn(&'a Store, &'a Config) -> BoxFuture<'a, Result<u64, StoreError>>;
+/// What all passes share.
+struct Office {
+    store: Store,
+    config: Config,
+    /// Where the next look for closed sessions begins.
+    sweep: Mutex<Uuid>,
+}
+
+type Work = for<'a> fn(&'a Office) -> BoxFuture<'a, Result<u64, StoreError>>;
 
 /// One duty: its name, when it is due, and one batch of its work.
 struct Pass {
@@ -46,55 +67,83 @@ struct Pass {
     batch: Work,
 }
 
-/// All duties. A batch that comes back full is followed by the next one at once.
+/// All duties. A batch that did something is followed by the next one at once.
 const PASSES: &[Pass] = &[
     Pass {
         name: "expire_tokens",
         when: "* * * * * *",
-        batch: |store, _| passes::expire_tokens(store, BATCH).boxed(),
+        batch: |office| settle::expire_overdue(&office.store, BATCH).boxed(),
     },
     Pass {
         name: "promote_timers",
         when: "* * * * * *",
-        batch: |store, _| passes::promote_timers(store, BATCH).boxed(),
+        batch: |office| passes::promote_timers(&office.store, BATCH).boxed(),
     },
     Pass {
         name: "purge_deleted",
         when: "*/10 * * * * *",
-        batch: |store, _| passes::purge_deleted(store, DELETED_GRACE, 50).boxed(),
+        batch: |office| retire::purge_deleted(&office.store, DELETED_GRACE, 50).boxed(),
     },
     Pass {
         name: "forget_keys",
         when: "0 * * * * *",
-        batch: |store, _| passes::forget_keys(store, BATCH).boxed(),
+        batch: |office| passes::forget_keys(&office.store, BATCH).boxed(),
     },
     Pass {
         name: "forget_workers",
         when: "0 * * * * *",
-        batch: |store, _| passes::forget_workers(store).boxed(),
+        batch: |office| passes::forget_workers(&office.store).boxed(),
     },
-    Pass { name: "turn_event_partitions", when: "30 0 * * * *", batch: turn_partitions },
+    Pass {
+        name: "turn_event_partitions",
+        when: "30 0 * * * *",
+        batch: |office| turn_partitions(office).boxed(),
+    },
+    Pass { name: "retire_closed", when: "0 */5 * * * *", batch: |office| retire_closed(office).boxed() },
+    Pass { name: "forget_archives", when: "20 0 * * * *", batch: |office| forget_archives(office).boxed() },
 ];
 
-fn turn_partitions<'a>(store: &'a Store, config: &'a Config) -> BoxFuture<'a, Result<u64, StoreError>> {
-    async move {
-        let changed = passes::turn_event_partitions(store, Utc::now(), config.keep_events_days).await?;
-        Ok(u64::try_from(changed.len()).unwrap_or(u64::MAX))
+async fn turn_partitions(office: &Office) -> Result<u64, StoreError> {
+    let keep = Some(office.config.keep_events_days);
+    let changed = passes::turn_event_partitions(&office.store, Utc::now(), keep).await?;
+    Ok(u64::try_from(changed.len()).unwrap_or(u64::MAX))
+}
+
+/// Goes on with the sweep over all sessions; at its end the next tick begins a new one.
+async fn retire_closed(office: &Office) -> Result<u64, StoreError> {
+    let Some(terms) = office.config.retire else { return Ok(0) };
+    let mut from = office.sweep.lock().await;
+    let mut retired = 0;
+    for _ in 0..LOOKS {
+        let Swept { sessions, next } = retire::retire(&office.store, terms, *from).await?;
+        retired += sessions;
+        *from = next.unwrap_or_default();
+        if next.is_none() {
+            break;
+        }
     }
-    .boxed()
+    Ok(retired)
+}
+
+async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
+    match office.config.keep_archives_days {
+        Some(days) => retire::forget_archives(&office.store, days, BATCH).await,
+        None => Ok(0),
+    }
 }
 
 /// Runs all passes until `shutdown`. A pass under way is let finish its batch.
 pub async fn run(store: Store, config: Config, shutdown: CancellationToken) {
     let tasks = TaskTracker::new();
+    let office = Arc::new(Office { store, config, sweep: Mutex::default() });
     for pass in PASSES {
-        tasks.spawn(keep(pass, store.clone(), config.clone(), shutdown.clone()));
+        tasks.spawn(keep(pass, Arc::clone(&office), shutdown.clone()));
     }
     tasks.close();
     tasks.wait().await;
 }
 
-async fn keep(pass: &'static Pass, store: Store, config: Config, shutdown: CancellationToken) {
+async fn keep(pass: &'static Pass, office: Arc<Office>, shutdown: CancellationToken) {
     let schedule = match Schedule::from_str(pass.when) {
         Ok(schedule) => schedule,
         Err(error) => {
@@ -104,7 +153,7 @@ async fn keep(pass: &'static Pass, store: Store, config: Config, shutdown: Cance
     };
     let mut ticks = pin!(CronScheduler::new(schedule).into_stream());
     loop {
-        work_off(pass, &store, &config, &shutdown).await;
+        work_off(pass, &office, &shutdown).await;
         tokio::select! {
             () = shutdown.cancelled() => return,
             tick = ticks.next() => match tick {
@@ -116,13 +165,13 @@ async fn keep(pass: &'static Pass, store: Store, config: Config, shutdown: Cance
     }
 }
 
-async fn work_off(pass: &Pass, store: &Store, config: &Config, shutdown: &CancellationToken) {
+async fn work_off(pass: &Pass, office: &Office, shutdown: &CancellationToken) {
     let mut done = 0;
     for _ in 0..MAX_BATCHES {
         if shutdown.is_cancelled() {
             return;
         }
-        match (pass.batch)(store, config).await {
+        match (pass.batch)(office).await {
             Ok(0) => break,
             Ok(count) => done += count,
             Err(error) if error.is_unavailable() => return,

@@ -52,18 +52,7 @@ async fn delete_once(
 ) -> Result<Plan, StoreError> {
     let tx = Transaction::begun(store.client().await?).await?;
     lock_own(&tx, id, caller.owner.as_deref()).await?;
-    let mut locked: Vec<SessionId> = Vec::new();
-    // A child that was spawned while we waited for its parent's lock shows in the next look.
-    let tree = loop {
-        let rows = tx.query(sql::LOCK_TREE, &[&id.0]).await?;
-        let tree: Vec<SessionId> =
-            rows.iter().map(|row| row.try_get(0).map(SessionId)).collect::<Result<_, _>>()?;
-        if tree.iter().all(|session| locked.contains(session)) {
-            break tree;
-        }
-        lock_sessions(&tx, &tree).await?;
-        locked = tree;
-    };
+    let tree = lock_tree(&tx, id).await?;
     let ids: Vec<Uuid> = tree.iter().map(|session| session.0).collect();
     lock_runs(&tx, &tree).await?;
     if tx.query_one(sql::RUN_IN_TREE, &[&id.0, &ids]).await?.try_get::<_, bool>(0)? {
@@ -75,15 +64,41 @@ async fn delete_once(
         tx.rollback().await?;
         return Ok(plan);
     }
-    for statement in [sql::DELETE_RUNS, sql::DELETE_CONTINUATIONS] {
-        tx.execute(statement, &[&ids]).await?;
-    }
     let mut writes = Writes::default();
-    for row in tx.query(sql::DELETE_TREE, &[&ids]).await? {
-        let (session, seq): (Uuid, i64) = (row.try_get("id")?, row.try_get("event_seq")?);
-        let event = NewEvent::new("session.deleted", &json!({}));
-        insert_events(&mut writes, SessionId(session), row.try_get("owner")?, seq - 1, vec![event]);
-    }
+    mark(&tx, &mut writes, &ids).await?;
     tx.commit(writes).await?;
     Ok(plan)
+}
+
+/// Locks a session and all below it. Returns them, deepest first.
+pub(crate) async fn lock_tree(tx: &Transaction, id: SessionId) -> Result<Vec<SessionId>, StoreError> {
+    let mut locked: Vec<SessionId> = Vec::new();
+    // A child that was spawned while we waited for its parent's lock shows in the next look.
+    loop {
+        let rows = tx.query(sql::LOCK_TREE, &[&id.0]).await?;
+        let tree: Vec<SessionId> =
+            rows.iter().map(|row| row.try_get(0).map(SessionId)).collect::<Result<_, _>>()?;
+        if tree.iter().all(|session| locked.contains(session)) {
+            return Ok(tree);
+        }
+        lock_sessions(tx, &tree).await?;
+        locked = tree;
+    }
+}
+
+/// Marks locked sessions as deleted, takes their runs and tokens away and says so in their streams.
+pub(crate) async fn mark(
+    tx: &Transaction,
+    writes: &mut Writes<'_>,
+    ids: &Vec<Uuid>,
+) -> Result<(), StoreError> {
+    for statement in [sql::DELETE_RUNS, sql::DELETE_CONTINUATIONS] {
+        tx.execute(statement, &[ids]).await?;
+    }
+    for row in tx.query(sql::DELETE_TREE, &[ids]).await? {
+        let (session, seq): (Uuid, i64) = (row.try_get("id")?, row.try_get("event_seq")?);
+        let event = NewEvent::new("session.deleted", &json!({}));
+        insert_events(writes, SessionId(session), row.try_get("owner")?, seq - 1, vec![event]);
+    }
+    Ok(())
 }

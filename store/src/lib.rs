@@ -27,6 +27,7 @@ pub mod migrate;
 pub mod notify;
 pub mod passes;
 pub mod quota;
+pub mod retire;
 mod retry;
 pub mod sessions;
 pub mod settle;

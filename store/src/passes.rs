@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Days, NaiveTime, Utc};
 
-use crate::{Store, errors::StoreError, sql};
+use crate::{Store, errors::StoreError};
 
 /// Wakes parked runs whose time has come. Returns how many.
 ///
@@ -19,37 +19,6 @@ pub async fn promote_timers(store: &Store, limit: i64) -> Result<u64, StoreError
     .execute(store.read())
     .await?;
     Ok(done.rows_affected())
-}
-
-/// Removes the rows of sessions that were deleted more than `grace_seconds` ago. Returns how many
-/// sessions it removed.
-///
-/// # Errors
-/// [`StoreError`] as the database has it.
-pub async fn purge_deleted(store: &Store, grace_seconds: f64, limit: i64) -> Result<u64, StoreError> {
-    let doomed: Vec<uuid::Uuid> = sqlx::query_scalar!(
-        "SELECT id FROM sessions WHERE deleted_at < now() - make_interval(secs => $1) ORDER BY deleted_at LIMIT $2
-         FOR UPDATE SKIP LOCKED",
-        grace_seconds,
-        limit
-    )
-    .fetch_all(store.read())
-    .await?;
-    let removed = doomed.len() as u64;
-    if doomed.is_empty() {
-        return Ok(0);
-    }
-    sqlx::query!("DELETE FROM turns WHERE session_id = ANY($1)", &doomed).execute(store.read()).await?;
-    sqlx::query!("DELETE FROM tool_calls WHERE session_id = ANY($1)", &doomed).execute(store.read()).await?;
-    sqlx::query!("DELETE FROM mail WHERE session_id = ANY($1)", &doomed).execute(store.read()).await?;
-    sqlx::query!("DELETE FROM continuations WHERE session_id = ANY($1)", &doomed)
-        .execute(store.read())
-        .await?;
-    sqlx::query!("DELETE FROM events WHERE session_id = ANY($1) AND kind <> 'session.deleted'", &doomed)
-        .execute(store.read())
-        .await?;
-    sqlx::query!("DELETE FROM sessions WHERE id = ANY($1)", &doomed).execute(store.read()).await?;
-    Ok(removed)
 }
 
 /// Removes idempotency keys older than a day. Returns how many.
@@ -79,19 +48,11 @@ pub async fn forget_workers(store: &Store) -> Result<u64, StoreError> {
     Ok(done.rows_affected())
 }
 
-/// Expires overdue tokens; see [`crate::settle::expire_overdue`].
-///
-/// # Errors
-/// As there.
-pub async fn expire_tokens(store: &Store, limit: i64) -> Result<u64, StoreError> {
-    crate::settle::expire_overdue(store, limit).await
-}
-
 /// How many days of partitions are made ahead.
 const DAYS_AHEAD: u64 = 3;
 
-/// Makes the partitions of events for today and the days ahead, and drops those whose last day is
-/// more than `keep_days` ago. A day that the default partition already holds rows of stays there.
+/// Makes the partitions of events for today and the days ahead and, with `keep_days`, drops those whose last
+/// day is longer ago. A day that the default partition already holds rows of stays there.
 /// Returns the names of what it made and dropped.
 ///
 /// # Errors
@@ -99,7 +60,7 @@ const DAYS_AHEAD: u64 = 3;
 pub async fn turn_event_partitions(
     store: &Store,
     now: DateTime<Utc>,
-    keep_days: u64,
+    keep_days: Option<u64>,
 ) -> Result<Vec<String>, StoreError> {
     let mut client = store.client().await?;
     let tx = client.transaction().await?;
@@ -130,7 +91,10 @@ pub async fn turn_event_partitions(
             changed.push(name);
         }
     }
-    let oldest = today.checked_sub_days(Days::new(keep_days)).unwrap_or(today);
+    let Some(oldest) = keep_days.and_then(|days| today.checked_sub_days(Days::new(days))) else {
+        tx.commit().await?;
+        return Ok(changed);
+    };
     let limit = format!("events_{}", oldest.format("%Y%m%d"));
     let old = tx
         .query(
@@ -145,15 +109,8 @@ pub async fn turn_event_partitions(
         changed.push(name);
     }
     // What fell into the default partition ages there.
-    if let Some(day) = today.checked_sub_days(Days::new(keep_days)) {
-        let until = day.and_time(NaiveTime::MIN).and_utc();
-        tx.execute("DELETE FROM events_default WHERE at < $1", &[&until]).await?;
-    }
+    let until = oldest.and_time(NaiveTime::MIN).and_utc();
+    tx.execute("DELETE FROM events_default WHERE at < $1", &[&until]).await?;
     tx.commit().await?;
     Ok(changed)
-}
-
-/// Every statement of the hot path with its name, for the test that prepares them.
-pub fn hot_statements() -> &'static [(&'static str, &'static str)] {
-    sql::ALL
 }

@@ -5,9 +5,12 @@
 //! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench-engine [SESSIONS]
 //! [--statements] [--only=CONCURRENCY]`; `--statements` says where the server's time went.
 
+#[expect(dead_code, reason = "memory is for other programs")]
 mod processes;
 mod raw;
+#[expect(dead_code, reason = "sessions end in workers' processes, which say so themselves")]
 mod rig;
+#[expect(dead_code, reason = "who counts by time is another program")]
 mod workers;
 
 use std::{io::Write as _, time::Duration, time::Instant};

@@ -165,7 +165,7 @@ pub(crate) async fn create(store: &Store) -> Result<SessionId> {
         run: Mode::UntilBlocked,
     };
     let caller = Caller { owner: Some(String::new()), traceparent: None, key: None };
-    accept::create(store, &caller, &new).await?;
+    Box::pin(accept::create(store, &caller, &new)).await?;
     Ok(id)
 }
 

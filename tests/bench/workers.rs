@@ -68,6 +68,11 @@ impl Workers {
         self.children.iter().filter_map(Child::id).collect()
     }
 
+    /// How many sessions have had their last answer.
+    pub(crate) fn finished(&self) -> usize {
+        *self.finished.borrow()
+    }
+
     /// Waits until that many sessions have had their last answer.
     pub(crate) async fn until_finished(&self, sessions: usize) -> Result<()> {
         self.finished.subscribe().wait_for(|finished| *finished >= sessions).await?;

@@ -17,8 +17,7 @@ use holdfast_store::{
     delete::delete,
     idempotency::Done,
     letters::{Ask, Letter, MAILBOX_LIMIT},
-    passes,
-    settle::{Report, complete},
+    settle::{self, Report, complete},
 };
 use holdfast_tests::{
     gates::Barrier,
@@ -330,7 +329,7 @@ async fn whatever_races_over_a_token_settles_it_once() {
                 match (number + round) % 4 {
                     0 => complete(&store, &caller(), token, &text("yes"), true).await.map(|_| "completed"),
                     1 => accept::cancel(&store, &caller(), session, true).await.map(|_| "cancel"),
-                    2 => passes::expire_tokens(&store, 10)
+                    2 => settle::expire_overdue(&store, 10)
                         .await
                         .map(|count| if count > 0 { "expired" } else { "" }),
                     // Deleting comes last of all, most of the time.

@@ -7,10 +7,7 @@ use chrono::{TimeDelta, Utc};
 use futures::future::join_all;
 use holdfast_engine::{decide::Mode, ids::SessionId};
 use holdfast_store::{
-    accept,
-    delete::delete,
-    migrate,
-    passes::{self, hot_statements},
+    accept, delete::delete, migrate, passes, retire::purge_deleted, settle::expire_overdue, sql,
 };
 use holdfast_tests::{
     cluster::{empty_database, migration_files},
@@ -21,7 +18,7 @@ use tokio_postgres::{Client, error::SqlState};
 use uuid::Uuid;
 
 fn statement(name: &str) -> &'static str {
-    let found = hot_statements().iter().find(|(known, _)| *known == name);
+    let found = sql::ALL.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no statement is named {name}")).1
 }
 
@@ -30,7 +27,7 @@ async fn every_statement_of_the_hot_path_prepares() {
     let world = World::new().await;
     let sql = world.sql().await;
     let mut names = BTreeSet::new();
-    for (name, text) in hot_statements() {
+    for (name, text) in sql::ALL {
         assert!(names.insert(*name), "{name} is there twice");
         let prepared = sql.prepare(text).await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let highest = (1..=30).rev().find(|number| text.contains(&format!("${number}"))).unwrap_or(0);
@@ -346,7 +343,7 @@ async fn partitions_of_events_are_made_ahead_and_dropped_with_age() {
     let far = Utc::now() + TimeDelta::days(30);
     let day = |ahead: i64| format!("events_{}", (far + TimeDelta::days(ahead)).format("%Y%m%d"));
     // Many schedulers make them at once, and each is made by one of them.
-    let passing = join_all((0..6).map(|_| passes::turn_event_partitions(&world.store, far, 7))).await;
+    let passing = join_all((0..6).map(|_| passes::turn_event_partitions(&world.store, far, Some(7)))).await;
     let mut made: Vec<String> = passing.into_iter().flat_map(|made| made.expect("a pass")).collect();
     made.sort();
     assert_eq!(made, [day(0), day(1), day(2), day(3)]);
@@ -357,14 +354,14 @@ async fn partitions_of_events_are_made_ahead_and_dropped_with_age() {
     assert_eq!(world.count(&there).await, 1, "events go where their day is");
 
     let next =
-        passes::turn_event_partitions(&world.store, far + TimeDelta::days(1), 7).await.expect("a pass");
+        passes::turn_event_partitions(&world.store, far + TimeDelta::days(1), Some(7)).await.expect("a pass");
     assert_eq!(next, [day(4)]);
     // Seven days are kept: the first is dropped when it is eight days old.
     let kept =
-        passes::turn_event_partitions(&world.store, far + TimeDelta::days(7), 7).await.expect("a pass");
+        passes::turn_event_partitions(&world.store, far + TimeDelta::days(7), Some(7)).await.expect("a pass");
     assert!(!kept.contains(&day(0)), "{kept:?}");
     let dropped =
-        passes::turn_event_partitions(&world.store, far + TimeDelta::days(8), 7).await.expect("a pass");
+        passes::turn_event_partitions(&world.store, far + TimeDelta::days(8), Some(7)).await.expect("a pass");
     assert!(dropped.contains(&day(0)) && !dropped.contains(&day(1)), "{dropped:?}");
     assert_eq!(world.count("SELECT count(*) FROM events WHERE kind = 'test'").await, 0);
 }
@@ -374,13 +371,13 @@ async fn a_day_that_the_default_partition_holds_stays_there_and_ages() {
     let world = World::new().await;
     world.session().await;
     let now = Utc::now();
-    let made = passes::turn_event_partitions(&world.store, now, 7).await.expect("a pass");
+    let made = passes::turn_event_partitions(&world.store, now, Some(7)).await.expect("a pass");
     assert!(!made.contains(&format!("events_{}", now.format("%Y%m%d"))), "{made:?}");
     let events = "SELECT count(*) FROM events";
     assert_eq!(world.count(events).await, 1);
-    passes::turn_event_partitions(&world.store, now + TimeDelta::days(7), 7).await.expect("a pass");
+    passes::turn_event_partitions(&world.store, now + TimeDelta::days(7), Some(7)).await.expect("a pass");
     assert_eq!(world.count(events).await, 1);
-    passes::turn_event_partitions(&world.store, now + TimeDelta::days(8), 7).await.expect("a pass");
+    passes::turn_event_partitions(&world.store, now + TimeDelta::days(8), Some(7)).await.expect("a pass");
     assert_eq!(world.count(events).await, 0, "what is older than it is kept goes");
 }
 
@@ -395,16 +392,13 @@ async fn purging_is_bounded_and_leaves_the_living_alone() {
     for session in &doomed {
         delete(&world.store, &caller(), *session, false).await.expect("deleted");
     }
-    assert_eq!(
-        passes::purge_deleted(&world.store, 3600.0, 10).await.expect("a pass"),
-        0,
-        "the grace isn't over"
-    );
-    let mut purged = Vec::new();
-    for _ in 0..4 {
-        purged.push(passes::purge_deleted(&world.store, 0.0, 2).await.expect("a pass"));
+    assert_eq!(purge_deleted(&world.store, 3600.0, 10).await.expect("a pass"), 0, "the grace isn't over");
+    let mut left = Vec::new();
+    while purge_deleted(&world.store, 0.0, 2).await.expect("a pass") > 0 {
+        left.push(world.count("SELECT count(*) FROM sessions").await);
     }
-    assert_eq!(purged, [2, 2, 1, 0]);
+    // First what hangs on two sessions, then the two.
+    assert_eq!(left, [6, 4, 4, 2, 2, 1]);
     assert_eq!(world.count("SELECT count(*) FROM sessions").await, 1);
     assert_eq!(world.count("SELECT count(*) FROM mail").await, 1);
     // What was deleted says so to those who read on.
@@ -488,7 +482,7 @@ async fn overdue_tokens_are_expired_in_bounds() {
     let (fresh, _, token) = world.waiting_since(Utc::now() + TimeDelta::hours(1), "ask_soon_bert").await;
     let mut expired = Vec::new();
     for _ in 0..4 {
-        expired.push(passes::expire_tokens(&world.store, 2).await.expect("a pass"));
+        expired.push(expire_overdue(&world.store, 2).await.expect("a pass"));
     }
     assert_eq!(expired, [2, 2, 1, 0]);
     assert_eq!((world.token_state(token).await.as_deref(), world.runs(fresh).await), (Some("open"), 0));

@@ -9,8 +9,8 @@ mod session;
 use clap::{Parser, Subcommand};
 
 pub(crate) use node::{
-    AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, KeyArgs, SchedulerNode, ServeNode, WorkerArgs,
-    WorkerNode,
+    AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, KeyArgs, RetentionArgs, SchedulerNode, ServeNode,
+    WorkerArgs, WorkerNode,
 };
 pub(crate) use operate::{
     CheckArgs, DemoArgs, MigrateArgs, ScriptedModelArgs, StatusArgs, ToolCommand, ToolDisplay,

@@ -19,6 +19,8 @@ pub(crate) struct ServeNode {
     #[command(flatten)]
     pub(crate) worker: WorkerArgs,
     #[command(flatten)]
+    pub(crate) retention: RetentionArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
@@ -54,6 +56,8 @@ pub(crate) struct SchedulerNode {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
     #[command(flatten)]
+    pub(crate) retention: RetentionArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
@@ -70,6 +74,26 @@ pub(crate) struct DatabaseArgs {
     /// Home of the embedded cluster
     #[arg(long, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]
     pub(crate) data_dir: PathBuf,
+    /// The most connections of each of the two pools, for what is written and for what is read
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub(crate) db_connections: u32,
+}
+
+/// What ages, and what becomes of it.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RetentionArgs {
+    /// For how long events can be replayed
+    #[arg(long, value_name = "DAYS", default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
+    pub(crate) keep_events_days: u64,
+    /// Delete sessions in which nothing has happened for so long and nothing is open; 0 keeps them
+    #[arg(long, value_name = "DAYS", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=36_500))]
+    pub(crate) retire_after_days: i32,
+    /// Keep a document of each session that is deleted for its age
+    #[arg(long)]
+    pub(crate) archive: bool,
+    /// Delete such documents after so long; 0 keeps them
+    #[arg(long, value_name = "DAYS", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=36_500))]
+    pub(crate) keep_archives_days: i32,
 }
 
 /// Which agents.

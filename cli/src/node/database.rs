@@ -20,6 +20,8 @@ use crate::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest pause between two tries.
 const MAX_PAUSE: Duration = Duration::from_secs(3);
+/// Connections of each pool where no flag says otherwise.
+const CONNECTIONS: u32 = 8;
 /// The embedded cluster's database.
 const EMBEDDED: &str = "holdfast";
 
@@ -27,6 +29,7 @@ const EMBEDDED: &str = "holdfast";
 pub(crate) struct Database {
     url: String,
     listen_url: Option<String>,
+    connections: u32,
     cluster: Option<Cluster>,
 }
 
@@ -35,14 +38,19 @@ impl Database {
     /// system has none.
     pub(crate) async fn open(args: &DatabaseArgs) -> Result<Self, Failure> {
         match (&args.database_url, &args.listen_database_url) {
-            (Some(url), listen_url) => {
-                Ok(Self { url: url.clone(), listen_url: listen_url.clone(), cluster: None })
-            }
+            (Some(url), listen_url) => Ok(Self {
+                url: url.clone(),
+                listen_url: listen_url.clone(),
+                connections: args.db_connections,
+                cluster: None,
+            }),
             (None, Some(_)) => Err(Failure::Config(
                 "--listen-database-url needs --database-url beside it; the embedded database has no pooler"
                     .into(),
             )),
-            (None, None) => Self::embedded(&args.data_dir).await,
+            (None, None) => {
+                Ok(Self { connections: args.db_connections, ..Self::embedded(&args.data_dir).await? })
+            }
         }
     }
 
@@ -66,7 +74,8 @@ impl Database {
         install::ensure_installed().await.map_err(|error| failed(&error))?;
         let cluster = Cluster::start(EmbeddedOptions::new(data_dir)).await.map_err(|error| failed(&error))?;
         cluster.create_database(EMBEDDED).await.map_err(|error| failed(&error))?;
-        Ok(Self { url: cluster.url(EMBEDDED), listen_url: None, cluster: Some(cluster) })
+        let (url, connections) = (cluster.url(EMBEDDED), CONNECTIONS);
+        Ok(Self { url, listen_url: None, connections, cluster: Some(cluster) })
     }
 
     /// The URL, which contains the password.
@@ -89,6 +98,8 @@ impl Database {
         ConnectOptions {
             listen_url: self.listen_url.clone(),
             transaction_pooler: self.listen_url.is_some(),
+            hot_connections: self.connections as usize,
+            read_connections: self.connections,
             ..ConnectOptions::new(self.url.clone(), role)
         }
     }
@@ -280,6 +291,7 @@ mod tests {
         let args = DatabaseArgs {
             database_url: None,
             listen_database_url: Some("postgres://h/db".into()),
+            db_connections: 8,
             data_dir: "nowhere".into(),
         };
         assert_eq!(Database::open(&args).await.expect_err("refused").code(), 3);

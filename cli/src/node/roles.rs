@@ -5,12 +5,12 @@ use std::{net::SocketAddr, time::Duration};
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use futures::future::LocalBoxFuture;
 use holdfast_api::ServeError;
-use holdfast_store::Store;
+use holdfast_store::{Store, retire::Terms};
 use tokio::net::TcpListener;
 
 use super::{WorkerPlan, start::Shared};
 use crate::{
-    args::{ApiArgs, CommonArgs},
+    args::{ApiArgs, CommonArgs, RetentionArgs},
     failure::{Failure, chain},
 };
 
@@ -85,11 +85,21 @@ pub(super) fn worker(shared: &Shared, plan: WorkerPlan, grace: Duration) -> Runn
     })
 }
 
+/// A scheduler's configuration.
+pub(super) fn scheduler_config(args: &RetentionArgs) -> holdfast_scheduler::Config {
+    let days = |days: i32| (days > 0).then_some(days);
+    holdfast_scheduler::Config {
+        keep_events_days: args.keep_events_days,
+        retire: days(args.retire_after_days).map(|after_days| Terms { after_days, archive: args.archive }),
+        keep_archives_days: days(args.keep_archives_days),
+    }
+}
+
 /// A scheduler.
-pub(super) fn scheduler(shared: &Shared) -> Running {
+pub(super) fn scheduler(shared: &Shared, config: holdfast_scheduler::Config) -> Running {
     let (store, shutdown) = (shared.store.clone(), shared.shutdown.clone());
     Box::pin(async move {
-        holdfast_scheduler::run(store, holdfast_scheduler::Config::default(), shutdown).await;
+        holdfast_scheduler::run(store, config, shutdown).await;
         Ok(())
     })
 }

@@ -132,10 +132,10 @@ pub(crate) async fn store(database: &Database, role: &str, only_check: bool) -> 
     let notifier = Notifier::start(url, role).map_err(|error| error.failure())?;
     let store = Store::new(db, Some(notifier));
     if !only_check {
-        let keep = holdfast_scheduler::Config::default().keep_events_days;
         patiently("naming the feed", async || feed::renew(&store).await).await?;
+        // What is old is for the scheduler to drop, which knows for how long events are kept.
         patiently("making partitions", async || {
-            passes::turn_event_partitions(&store, Utc::now(), keep).await
+            passes::turn_event_partitions(&store, Utc::now(), None).await
         })
         .await?;
     }
@@ -170,8 +170,8 @@ async fn run_roles(plan: Plan, shared: Shared, database: String) -> Result<(), F
     if let Some(worker) = plan.worker {
         running.push(named("worker", roles::worker(&shared, worker, grace)));
     }
-    if plan.scheduler {
-        running.push(named("scheduler", roles::scheduler(&shared)));
+    if let Some(config) = plan.scheduler {
+        running.push(named("scheduler", roles::scheduler(&shared, config)));
     }
     finish(running, shutdown, grace).await
 }

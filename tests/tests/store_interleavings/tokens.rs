@@ -14,8 +14,7 @@ use holdfast_store::{
     commit::{Outcome, RunAfter},
     idempotency::Done,
     letters::{Ask, Letter},
-    passes,
-    settle::{Report, complete},
+    settle::{self, Report, complete},
 };
 use holdfast_tests::{
     gates::{Barrier, Stopper},
@@ -272,7 +271,7 @@ async fn an_overdue_token_is_expired_by_whoever_meets_it_first() {
         let barrier = Barrier::on(&world.database, session).await;
         let pass = || {
             let store = world.store.clone();
-            tokio::spawn(async move { passes::expire_tokens(&store, 10).await })
+            tokio::spawn(async move { settle::expire_overdue(&store, 10).await })
         };
         let (completed, expired) = if completer_first {
             let completed = completing(&world, token);
@@ -292,7 +291,7 @@ async fn an_overdue_token_is_expired_by_whoever_meets_it_first() {
         assert!(count == 1 || (completer_first && count == 0), "{count}");
         assert_eq!(world.token_state(token).await.as_deref(), Some("expired"));
         assert_eq!(world.count("SELECT count(*) FROM mail WHERE tag = 'continuationResult'").await, 1);
-        assert_eq!(passes::expire_tokens(&world.store, 10).await.expect("a pass"), 0);
+        assert_eq!(settle::expire_overdue(&world.store, 10).await.expect("a pass"), 0);
         let mut holder = world.hold().await;
         assert_eq!(holder.lease.mode, Mode::UntilBlocked, "an expiry lets the session go on");
         assert_eq!(holder.drive_with(vec![says("too late")]).await, Status::Idle);
