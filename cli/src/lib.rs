@@ -45,7 +45,15 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(failure) => return tell(&failure),
     };
     let is_server = cli.command.is_server();
-    let done = tokio::runtime::Builder::new_multi_thread()
+    let mut runtime = match cli.command.threads() {
+        // Nothing is passed between threads then, which costs more than it brings on a small machine.
+        Some(1) => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Some(threads) = cli.command.threads() {
+        runtime.worker_threads(threads);
+    }
+    let done = runtime
         .enable_all()
         .build()
         .map_err(|error| Failure::Failed(format!("the runtime can't start: {error}")))

@@ -1,5 +1,7 @@
 //! What a model is asked and what it answers, apart from any provider's wire format.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, value::RawValue};
 
@@ -111,8 +113,8 @@ pub struct ModelRequest {
     pub system: Vec<String>,
     /// The tools on offer.
     pub tools: Vec<ToolSpec>,
-    /// The conversation so far.
-    pub messages: Vec<Message>,
+    /// The conversation so far; shared with the requests before and after this one.
+    pub messages: Vec<Arc<Message>>,
 }
 
 /// A model's answer.

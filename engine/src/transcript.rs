@@ -1,5 +1,7 @@
 //! What the model is shown, built from stored turns: the same turns always give the same request.
 
+use std::sync::Arc;
+
 use serde_json::json;
 use uuid::Uuid;
 
@@ -95,16 +97,57 @@ pub(crate) fn lacks_result(session: &Session, id: CallId) -> bool {
     })
 }
 
+/// What earlier requests of a session have shown of its turns, which never change: the next request builds
+/// only what is new, so that its cost doesn't grow with the history.
+#[derive(Debug, Default)]
+pub struct Rendered {
+    /// By position, from 1: the messages of turns that were shown whole.
+    turns: Vec<Option<Vec<Arc<Message>>>>,
+    /// By position, from 1: whether a turn is a user's, and its size.
+    sizes: Vec<(bool, u64)>,
+}
+
+impl Rendered {
+    fn of(&self, position: i64) -> Option<&[Arc<Message>]> {
+        let index = usize::try_from(position - 1).ok()?;
+        self.turns.get(index)?.as_deref()
+    }
+
+    fn keep(&mut self, position: i64, messages: Vec<Arc<Message>>) {
+        let Ok(index) = usize::try_from(position - 1) else { return };
+        if self.turns.len() <= index {
+            self.turns.resize(index + 1, None);
+        }
+        self.turns[index] = Some(messages);
+    }
+
+    /// Takes note of the sizes of a session's newest turns.
+    fn measure(&mut self, session: &Session) {
+        let known = self.sizes.len();
+        let new = session.turns.iter().skip(known);
+        self.sizes.extend(new.map(|turn| (matches!(turn.body, TurnBody::User(_)), size(turn))));
+    }
+}
+
 /// The blobs that a request needs; they have to be fetched before it is built.
 pub fn needs(session: &Session, context_tokens: Option<u64>) -> Vec<Digest> {
-    let first = first_shown(session, context_tokens);
+    needs_after(session, context_tokens, &mut Rendered::default())
+}
+
+/// As [`needs`], for a request that is built with what is rendered already. Sorted.
+pub fn needs_after(session: &Session, context_tokens: Option<u64>, rendered: &mut Rendered) -> Vec<Digest> {
+    let first = first_shown(session, context_tokens, rendered);
     let mut digests: Vec<Digest> = Vec::new();
     if let Some(user) = newest_user(session) {
         digests.extend([user.system, user.tools]);
     }
     for turn in shown(session, first) {
-        if let TurnBody::User(user) = &turn.body {
-            digests.extend(blobs_of(user));
+        let whole = turn.position > first || first == 1;
+        match &turn.body {
+            TurnBody::User(user) if !(whole && rendered.of(turn.position).is_some()) => {
+                digests.extend(blobs_of(user));
+            }
+            _ => {}
         }
     }
     digests.sort_unstable();
@@ -139,33 +182,63 @@ pub fn request(
     context_tokens: Option<u64>,
     blobs: &dyn Blobs,
 ) -> Result<ModelRequest, BlobError> {
+    request_after(session, context_tokens, blobs, &mut Rendered::default())
+}
+
+/// As [`request`], with what earlier requests of this session have rendered.
+///
+/// # Errors
+/// [`BlobError`] if a blob that [`needs_after`] names wasn't fetched.
+pub fn request_after(
+    session: &Session,
+    context_tokens: Option<u64>,
+    blobs: &dyn Blobs,
+    rendered: &mut Rendered,
+) -> Result<ModelRequest, BlobError> {
     let (system, tools) = match newest_user(session) {
         Some(user) => (open::<Vec<String>>(user.system, blobs)?, open::<Vec<ToolSpec>>(user.tools, blobs)?),
         None => (Vec::new(), Vec::new()),
     };
-    let first = first_shown(session, context_tokens);
-    let mut messages = Vec::new();
+    let first = first_shown(session, context_tokens, rendered);
+    let mut messages = Vec::with_capacity(session.turns.len() * 2);
     for turn in shown(session, first) {
-        let cut_here = turn.position == first && first > 1;
-        match &turn.body {
-            TurnBody::User(user) => add_user(user, cut_here, blobs, &mut messages)?,
-            TurnBody::Llm(llm) => messages.push(Message::Assistant {
-                text: llm.text.clone(),
-                calls: llm
-                    .calls
-                    .iter()
-                    .map(|call| RequestedCall {
-                        provider_id: call.provider_id.clone(),
-                        name: call.name.clone(),
-                        arguments: call.arguments.clone(),
-                    })
-                    .collect(),
-                flavor: llm.flavor,
-                raw: llm.raw.clone(),
-            }),
+        if turn.position == first && first > 1 {
+            messages.extend(render(turn, true, blobs)?);
+            continue;
+        }
+        match rendered.of(turn.position) {
+            Some(known) => messages.extend_from_slice(known),
+            None => {
+                let new = render(turn, false, blobs)?;
+                messages.extend_from_slice(&new);
+                rendered.keep(turn.position, new);
+            }
         }
     }
     Ok(ModelRequest { system, tools, messages })
+}
+
+/// The messages of a turn. Where turns before it were left out, a user turn's answers are too.
+fn render(turn: &Turn, cut_here: bool, blobs: &dyn Blobs) -> Result<Vec<Arc<Message>>, BlobError> {
+    let mut messages = Vec::new();
+    match &turn.body {
+        TurnBody::User(user) => add_user(user, cut_here, blobs, &mut messages)?,
+        TurnBody::Llm(llm) => messages.push(Message::Assistant {
+            text: llm.text.clone(),
+            calls: llm
+                .calls
+                .iter()
+                .map(|call| RequestedCall {
+                    provider_id: call.provider_id.clone(),
+                    name: call.name.clone(),
+                    arguments: call.arguments.clone(),
+                })
+                .collect(),
+            flavor: llm.flavor,
+            raw: llm.raw.clone(),
+        }),
+    }
+    Ok(messages.into_iter().map(Arc::new).collect())
 }
 
 fn newest_user(session: &Session) -> Option<&UserTurn> {
@@ -189,20 +262,17 @@ fn shown(session: &Session, first: i64) -> impl Iterator<Item = &Turn> {
 /// if the turn that asked for them is left out. The newest answers and the turn that asked for them
 /// stay, whatever their size: a model that isn't shown what it just asked for asks again. So does all
 /// that no model has read yet.
-fn first_shown(session: &Session, context_tokens: Option<u64>) -> i64 {
+fn first_shown(session: &Session, context_tokens: Option<u64>, rendered: &mut Rendered) -> i64 {
     let Some(limit) = context_tokens else { return 1 };
     let budget = limit.saturating_mul(BYTES_PER_TOKEN);
     let keep = budget / 4 * 3;
-    let sizes: Vec<(i64, bool, u64)> = session
-        .turns
-        .iter()
-        .map(|turn| (turn.position, matches!(turn.body, TurnBody::User(_)), size(turn)))
-        .collect();
+    rendered.measure(session);
+    let sizes = &rendered.sizes[..session.turns.len()];
     let (mut first, mut total) = (0, 0);
     // The last turn at which a request for the turn at hand may begin.
     let mut latest = 0;
     let (mut user_before, mut unread) = (0, false);
-    for (index, (_, user, bytes)) in sizes.iter().enumerate() {
+    for (index, (user, bytes)) in sizes.iter().enumerate() {
         total += bytes;
         // Requests are made for user turns only, so that is where limits are kept.
         if !user {
@@ -217,13 +287,13 @@ fn first_shown(session: &Session, context_tokens: Option<u64>) -> i64 {
             continue;
         }
         while first < latest && total > keep {
-            let next = sizes[first + 1..=index].iter().position(|(_, user, _)| *user);
+            let next = sizes[first + 1..=index].iter().position(|(user, _)| *user);
             let Some(step) = next else { break };
-            total -= sizes[first..=first + step].iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+            total -= sizes[first..=first + step].iter().map(|(_, bytes)| bytes).sum::<u64>();
             first += step + 1;
         }
     }
-    sizes.get(first).map_or(1, |(position, _, _)| *position)
+    session.turns.get(first).map_or(1, |turn| turn.position)
 }
 
 fn answers_calls(turn: &Turn) -> bool {

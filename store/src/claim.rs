@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -70,15 +70,31 @@ pub const OWNERS_A_CLAIM: i64 = 32;
 /// Where a worker's turn around the owners stands: the next claim begins behind the owner that the last
 /// one ended with.
 #[derive(Debug, Default)]
-pub struct Rotation(Mutex<String>);
+pub struct Rotation(Mutex<Turn>);
+
+#[derive(Debug, Default)]
+struct Turn {
+    owner: String,
+    left: bool,
+}
 
 impl Rotation {
+    /// Whether the last claim may have left due runs behind: it had no slot for them, or an owner had its
+    /// share.
+    pub fn left_some(&self) -> bool {
+        self.lock().left
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Turn> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn get(&self) -> String {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().owner.clone()
     }
 
     fn set(&self, owner: &str) {
-        owner.clone_into(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        owner.clone_into(&mut self.lock().owner);
     }
 }
 
@@ -113,6 +129,7 @@ pub async fn claim(
         }
     }
     let free = free - i64::try_from(leases.len()).unwrap_or(i64::MAX);
+    rotation.lock().left = true;
     if free > 0 {
         drop(client);
         match claim_due(store, Order { worker, free, ttl, agents }, rotation).await {
@@ -123,6 +140,27 @@ pub async fn claim(
         }
     }
     Ok(leases)
+}
+
+/// Claims those of `hinted` that are due, up to `slots`: for a worker that found nothing else due when it last
+/// looked, so that nobody is overtaken. Runs of throttled owners are left to [`claim`].
+///
+/// # Errors
+/// As [`claim`].
+pub async fn claim_hinted(
+    store: &Store,
+    worker: WorkerId,
+    slots: usize,
+    ttl: Duration,
+    agents: &[String],
+    hinted: &[SessionId],
+) -> Result<Vec<Lease>, StoreError> {
+    let free = i64::try_from(slots).unwrap_or(i64::MAX);
+    let sessions: Vec<Uuid> = hinted.iter().map(|session| session.0).collect();
+    let client = store.lease_client().await?;
+    let statement = client.prepare_cached(sql::CLAIM_HINTED).await?;
+    let rows = client.query(&statement, &[&worker.0, &free, &ttl.as_secs_f64(), &agents, &sessions]).await?;
+    rows.iter().map(|row| lease(row, false)).collect()
 }
 
 /// Pages of owners that one claim looks at before it finds a run that its worker can serve.
@@ -145,7 +183,10 @@ async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Resu
         let owners: Vec<&str> = rows.iter().map(|row| row.try_get("owner")).collect::<Result<_, _>>()?;
         let throttled: Vec<bool> =
             rows.iter().map(|row| row.try_get("throttled")).collect::<Result<_, _>>()?;
-        let Some(last) = owners.last() else { return Ok(Vec::new()) };
+        let Some(last) = owners.last() else {
+            rotation.lock().left = false;
+            return Ok(Vec::new());
+        };
         let share = (order.free + owners_count(&owners) - 1) / owners_count(&owners);
         let shares = vec![share; owners.len()];
         let leases = if throttled.contains(&true) {
@@ -159,7 +200,9 @@ async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Resu
         // The next turn begins behind the last owner that was served: those behind it have waited.
         let served = owners.iter().rposition(|owner| leases.iter().any(|lease| lease.owner == *owner));
         rotation.set(served.map_or(last, |place| owners[place]));
-        if !leases.is_empty() || owners_count(&owners) < OWNERS_A_CLAIM {
+        let whole = owners_count(&owners) < OWNERS_A_CLAIM;
+        if !leases.is_empty() || whole {
+            rotation.lock().left = !whole || has_shares(&leases, order.free, share);
             return Ok(leases);
         }
     }
@@ -236,6 +279,15 @@ fn allowances(limits: &[Row], held: &[Row]) -> Result<HashMap<String, Allowance>
         allowances.insert(owner.to_owned(), Allowance { runs, bucket });
     }
     Ok(allowances)
+}
+
+/// Whether all slots are taken, or an owner's whole share.
+fn has_shares(leases: &[Lease], free: i64, share: i64) -> bool {
+    let mut counts: HashMap<&str, i64> = HashMap::new();
+    for lease in leases {
+        *counts.entry(lease.owner.as_str()).or_default() += 1;
+    }
+    counts.values().sum::<i64>() >= free || counts.values().any(|count| *count >= share)
 }
 
 fn owners_count(owners: &[&str]) -> i64 {

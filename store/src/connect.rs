@@ -21,7 +21,10 @@ use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Pool, PoolError, QueueMode, RecyclingMethod, Runtime,
     TimeoutType,
 };
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{
+    Connection as _,
+    postgres::{PgPool, PgPoolOptions},
+};
 
 pub(crate) use backoff::Backoff;
 pub use fault::{Fault, is_retryable, is_transient};
@@ -210,6 +213,15 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
         .acquire_timeout(*wait)
         .idle_timeout(Some(Duration::from_secs(300)))
         .max_lifetime(Some(Duration::from_secs(1800)))
+        .test_before_acquire(false)
+        .before_acquire(|connection, about| {
+            Box::pin(async move {
+                if about.idle_for >= TRUSTED_IDLE {
+                    tokio::time::timeout(RECYCLE_TIMEOUT, connection.ping()).await.map_err(timed_out)??;
+                }
+                Ok(true)
+            })
+        })
         .connect_lazy_with(read.sqlx);
     let db = Db { hot, leases, read, listen_url, role: options.role, wait: options.wait };
     match db.ping().await {
@@ -220,6 +232,10 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
         }
         Ok(()) => Ok(db),
     }
+}
+
+fn timed_out(_: tokio::time::error::Elapsed) -> sqlx::Error {
+    sqlx::Error::PoolTimedOut
 }
 
 impl Db {

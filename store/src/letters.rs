@@ -8,6 +8,7 @@ use holdfast_engine::{
     session::{Hold, Status},
 };
 use serde_json::json;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::{
@@ -132,29 +133,37 @@ impl NewEvent {
 /// Locks sessions in the order of their ids. Those that don't exist are missing from the answer.
 pub(crate) async fn lock_sessions(tx: &Transaction, ids: &[SessionId]) -> Result<Vec<Locked>, StoreError> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let rows = tx.query(sql::LOCK_SESSION, &[&ids]).await?;
-    rows.iter()
-        .map(|row| {
-            let status: &str = row.try_get("status")?;
-            let hold: &str = row.try_get("hold")?;
-            Ok(Locked {
-                id: SessionId(row.try_get("id")?),
-                owner: row.try_get("owner")?,
-                root: row.try_get("root_id")?,
-                status: Status::parse(status).ok_or_else(|| corrupt("status", status))?,
-                detail: row.try_get("status_detail")?,
-                hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,
-                version: row.try_get("version")?,
-                last_commit: row.try_get("last_commit")?,
-                turns: row.try_get("turns")?,
-                mail_seq: row.try_get("mail_seq")?,
-                mail_cursor: row.try_get("mail_cursor")?,
-                left: row.try_get::<_, Vec<i64>>("mail_left")?.len(),
-                event_seq: row.try_get("event_seq")?,
-                deleted: row.try_get("deleted")?,
-            })
-        })
-        .collect()
+    tx.query(sql::LOCK_SESSION, &[&ids]).await?.iter().map(locked).collect()
+}
+
+/// Locks the session that a token of an owner belongs to.
+pub(crate) async fn lock_session_of_token(
+    tx: &Transaction,
+    token: &Uuid,
+    owner: &str,
+) -> Result<Option<Locked>, StoreError> {
+    tx.query_opt(sql::LOCK_SESSION_OF_TOKEN, &[token, &owner]).await?.as_ref().map(locked).transpose()
+}
+
+fn locked(row: &Row) -> Result<Locked, StoreError> {
+    let status: &str = row.try_get("status")?;
+    let hold: &str = row.try_get("hold")?;
+    Ok(Locked {
+        id: SessionId(row.try_get("id")?),
+        owner: row.try_get("owner")?,
+        root: row.try_get("root_id")?,
+        status: Status::parse(status).ok_or_else(|| corrupt("status", status))?,
+        detail: row.try_get("status_detail")?,
+        hold: Hold::parse(hold).ok_or_else(|| corrupt("hold", hold))?,
+        version: row.try_get("version")?,
+        last_commit: row.try_get("last_commit")?,
+        turns: row.try_get("turns")?,
+        mail_seq: row.try_get("mail_seq")?,
+        mail_cursor: row.try_get("mail_cursor")?,
+        left: row.try_get::<_, Vec<i64>>("mail_left")?.len(),
+        event_seq: row.try_get("event_seq")?,
+        deleted: row.try_get("deleted")?,
+    })
 }
 
 /// Locks the session of a caller; another owner's, and a deleted one, is unknown.
@@ -171,19 +180,27 @@ pub(crate) async fn lock_own(
 /// Locks runs in the order of their sessions' ids.
 pub(crate) async fn lock_runs(tx: &Transaction, ids: &[SessionId]) -> Result<Vec<LockedRun>, StoreError> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let rows = tx.query(sql::LOCK_RUN, &[&ids]).await?;
-    rows.iter()
-        .map(|row| {
-            let mode: &str = row.try_get("mode")?;
-            Ok(LockedRun {
-                session: SessionId(row.try_get("session_id")?),
-                mode: Mode::parse(mode).ok_or_else(|| corrupt("mode", mode))?,
-                claimed: row.try_get::<_, &str>("state")? == "claimed",
-                wake_seq: row.try_get("wake_seq")?,
-                epoch: row.try_get("epoch")?,
-            })
-        })
-        .collect()
+    tx.query(sql::LOCK_RUN, &[&ids]).await?.iter().map(locked_run).collect()
+}
+
+/// Locks the run of the session that a token of an owner belongs to, if it has one.
+pub(crate) async fn lock_run_of_token(
+    tx: &Transaction,
+    token: &Uuid,
+    owner: &str,
+) -> Result<Option<LockedRun>, StoreError> {
+    tx.query_opt(sql::LOCK_RUN_OF_TOKEN, &[token, &owner]).await?.as_ref().map(locked_run).transpose()
+}
+
+fn locked_run(row: &Row) -> Result<LockedRun, StoreError> {
+    let mode: &str = row.try_get("mode")?;
+    Ok(LockedRun {
+        session: SessionId(row.try_get("session_id")?),
+        mode: Mode::parse(mode).ok_or_else(|| corrupt("mode", mode))?,
+        claimed: row.try_get::<_, &str>("state")? == "claimed",
+        wake_seq: row.try_get("wake_seq")?,
+        epoch: row.try_get("epoch")?,
+    })
 }
 
 /// Locks a session's run, if it has one.

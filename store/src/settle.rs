@@ -12,7 +12,9 @@ use crate::{
     accept::Caller,
     errors::StoreError,
     idempotency::{self, Begun, Done},
-    letters::{Ask, Letter, insert_blobs, lock_own, lock_run, take_in},
+    letters::{
+        Ask, Letter, insert_blobs, lock_own, lock_run, lock_run_of_token, lock_session_of_token, take_in,
+    },
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
@@ -94,27 +96,26 @@ async fn complete_once(
 ) -> Result<Completion, StoreError> {
     let owner = caller.owner.clone().unwrap_or_default();
     let tx = Transaction::over(store.client().await?);
-    tx.prepare(&[sql::FIND_CONTINUATION, sql::LOCK_SESSION, sql::LOCK_RUN, sql::LOCK_CONTINUATION]).await?;
+    tx.prepare(&[sql::LOCK_SESSION_OF_TOKEN, sql::LOCK_RUN_OF_TOKEN, sql::LOCK_CONTINUATION]).await?;
     let wanted: Parameters<'_> = &[&token.0, &owner];
-    let find = tx.query_opt(sql::FIND_CONTINUATION, wanted);
-    let found = match idempotency::begin(&tx, caller.key.as_ref(), &token.to_string(), find).await? {
-        Begun::Now(found) => found,
+    let locks = async {
+        futures::try_join!(
+            lock_session_of_token(&tx, &token.0, &owner),
+            lock_run_of_token(&tx, &token.0, &owner),
+            tx.query_opt(sql::LOCK_CONTINUATION, wanted),
+        )
+    };
+    let begun = idempotency::begin(&tx, caller.key.as_ref(), &token.to_string(), locks).await?;
+    let (session, run, row) = match begun {
+        Begun::Now(locked) => locked,
         Begun::Before { code, resource } => {
             tx.rollback().await?;
             return Ok(Completion::Done(Done::Before { code, resource }));
         }
     };
-    let id = SessionId(found.ok_or(StoreError::UnknownToken)?.try_get(0)?);
-    let (session, run, row) = futures::try_join!(
-        lock_own(&tx, id, Some(&owner)),
-        lock_run(&tx, id),
-        tx.query_opt(sql::LOCK_CONTINUATION, wanted),
-    )
-    .map_err(|error| match error {
-        StoreError::UnknownSession => StoreError::UnknownToken,
-        other => other,
-    })?;
+    let session = session.filter(|session| !session.deleted).ok_or(StoreError::UnknownToken)?;
     let row = row.ok_or(StoreError::UnknownToken)?;
+    let id = session.id;
     let digest = report.digest();
     match row.try_get::<_, &str>("state")? {
         "open" => {}

@@ -3,13 +3,7 @@
 //! dead row from being removed.
 //!
 //! Prints steps a second in windows of five seconds and the ratio of the halves, then each table's rows and
-//! size. Usage: `bench-bloat [--seconds=60] [--slots=64]`; ten minutes show what autovacuum does about it.
-
-mod flags;
-#[expect(dead_code, reason = "sessions end in workers' processes, which say so themselves")]
-mod rig;
-#[expect(dead_code, reason = "CPU time is for other programs")]
-mod workers;
+//! size. Usage: `bench bloat [--seconds=60] [--slots=64]`; ten minutes show what autovacuum does about it.
 
 use std::{
     io::Write as _,
@@ -22,6 +16,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use holdfast_store::Store;
 use tokio_postgres::Client;
 
+use crate::{flags, rig, workers};
 use crate::{rig::Rig, workers::Workers};
 
 /// Answers of a session's run; each but the last is two steps.
@@ -36,16 +31,7 @@ const WORKERS: usize = 2;
 /// Seconds of a window.
 const WINDOW: usize = 5;
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == workers::ROLE) {
-        return workers::main(&arguments[1..]);
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(&arguments))
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let [seconds, slots] = flags::numbers(arguments, [("seconds", 60), ("slots", 64)])?;
     let half = seconds / WINDOW / 2;
     ensure!(half >= 2, "--seconds: at least {}", 4 * WINDOW);

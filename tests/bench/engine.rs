@@ -2,16 +2,8 @@
 //! concurrencies, workers in processes of their own, beside the raw limit of the same server in the same
 //! run (one fenced statement per step, and 32 of them in one transaction).
 //!
-//! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench-engine [SESSIONS]
+//! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench engine [SESSIONS]
 //! [--statements] [--only=CONCURRENCY]`; `--statements` says where the server's time went.
-
-#[expect(dead_code, reason = "memory is for other programs")]
-mod processes;
-mod raw;
-#[expect(dead_code, reason = "sessions end in workers' processes, which say so themselves")]
-mod rig;
-#[expect(dead_code, reason = "who counts by time is another program")]
-mod workers;
 
 use std::{io::Write as _, time::Duration, time::Instant};
 
@@ -19,6 +11,7 @@ use anyhow::Result;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio_postgres::Client;
 
+use crate::{processes, raw, rig, workers};
 use crate::{rig::Rig, workers::Workers};
 
 /// Answers of a session's run: ten loops are nineteen turns and the last answer.
@@ -33,19 +26,7 @@ const WORKERS: usize = 2;
 /// Seconds of the raw measurements.
 const RAW_SECONDS: u32 = 3;
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == workers::ROLE) {
-        return workers::main(&arguments[1..]);
-    }
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?
-        .block_on(measure(&arguments))
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let ask_server = arguments.iter().any(|argument| argument == "--statements");
     let only = arguments.iter().find_map(|argument| argument.strip_prefix("--only="));
     let sessions: usize =

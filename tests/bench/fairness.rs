@@ -3,22 +3,13 @@
 //! First, owner `a` has queued many runs; `b` queues one, again and again, and is timed until the model is
 //! asked for it, in milliseconds and in slot turns: how many runs of `a` were begun in between. Then, many
 //! owners have queued some runs each, one owner's after the other's; when half of all are done, the owners
-//! with the most and the fewest are compared. Usage: `bench-fairness [--backlog=3000] [--samples=20]
+//! with the most and the fewest are compared. Usage: `bench fairness [--backlog=3000] [--samples=20]
 //! [--owners=1000] [--runs=10] [--slots=8] [--model-ms=20]`.
-
-mod flags;
-mod model;
-#[expect(dead_code, reason = "there is no API here, and nobody looks at memory")]
-mod nodes;
-#[expect(dead_code, reason = "in-process workers are for other programs")]
-mod rig;
-mod samples;
 
 use std::{
     collections::HashMap,
     io::Write as _,
     path::Path,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -32,22 +23,12 @@ use holdfast_store::{
 };
 use holdfast_tests::store::{message, new_session};
 
-use crate::{model::Model, nodes::Node, rig::Rig, samples::Samples};
+use crate::{flags, model::Model, nodes, nodes::Node, rig, rig::Rig, samples::Samples};
 
 /// Clients that queue runs.
 const CLIENTS: usize = 8;
 
-fn main() -> Result<ExitCode> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == nodes::ROLE) {
-        return Ok(nodes::main(&arguments[1..]));
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(&arguments))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let known =
         [("backlog", 3000), ("samples", 20), ("owners", 1000), ("runs", 10), ("slots", 8), ("model-ms", 20)];
     let [backlog, samples, owners, runs, slots, thinks] = flags::numbers(arguments, known)?;

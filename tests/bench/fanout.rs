@@ -5,17 +5,8 @@
 //! also a `wait=true` request; events are committed by this process (letters that wake nobody) at a steady
 //! rate, one session after the other. At last the waiting requests' runs are ended, one by one. Clients are
 //! tasks of this process over plain sockets, so their work is part of what is measured. Usage:
-//! `bench-fanout [--streams=2000] [--waits=400] [--rate=500] [--seconds=20] [--connections=10]`; full size:
+//! `bench fanout [--streams=2000] [--waits=400] [--rate=500] [--seconds=20] [--connections=10]`; full size:
 //! `--streams=5000 --waits=1000`.
-
-mod api;
-mod clients;
-mod flags;
-#[expect(dead_code, reason = "CPU time is for other programs")]
-mod processes;
-#[expect(dead_code, reason = "in-process workers are for other programs")]
-mod rig;
-mod samples;
 
 use std::{
     collections::HashMap,
@@ -46,7 +37,9 @@ use uuid::Uuid;
 
 use crate::{
     api::Api,
+    clients,
     clients::{Stream, Wait},
+    flags, processes, rig,
     rig::Rig,
     samples::Samples,
 };
@@ -60,20 +53,11 @@ const OPENERS: usize = 32;
 /// How long the last events may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == api::ROLE) {
-        return api::main(&arguments[1..]);
-    }
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     // Children inherit it.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(&arguments))
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
     let known = [("streams", 2000), ("waits", 400), ("rate", 500), ("seconds", 20), ("connections", 10)];
     let [streams, waits, rate, seconds, connections] = flags::numbers(arguments, known)?;
     ensure!(waits <= streams, "each of the --waits has one of the --streams beside it");

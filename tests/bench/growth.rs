@@ -3,25 +3,21 @@
 //!
 //! Prints ratios and exits with 1 if a ratio is above 1.3.
 
-#[expect(dead_code, reason = "only programs that measure the server ask for its process and programs")]
-mod rig;
+use std::{io::Write as _, sync::PoisonError, time::Duration};
 
-use std::{io::Write as _, process::ExitCode, sync::PoisonError, time::Duration};
-
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use holdfast_store::sessions;
 
-/// Turns of the whole run.
-const TURNS: usize = 200;
+use crate::{flags, rig};
 
 /// What a ratio may be.
 const LIMIT: f64 = 1.3;
 
-#[tokio::main]
-async fn main() -> Result<ExitCode> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
+    let [turns] = flags::numbers(arguments, [("turns", 200)])?;
     let rig = rig::Rig::start().await?;
     let (store, agent) = rig.store(8).await?;
-    let model = rig::Asking::new(TURNS / 2, Some(rig.connect().await?));
+    let model = rig::Asking::new(turns / 2, Some(rig.connect().await?));
     let work = async {
         let id = rig::create(&store).await?;
         model.until_finished(1).await?;
@@ -46,7 +42,8 @@ async fn main() -> Result<ExitCode> {
     writeln!(out, "loops {} (of two turns and two commits)", loops.len())?;
     writeln!(out, "ms per loop    early {:.3}  late {:.3}  ratio {:.2}", time.0, time.1, time.2)?;
     writeln!(out, "WAL per loop   early {:.0}  late {:.0}  ratio {:.2}", bytes.0, bytes.1, bytes.2)?;
-    Ok(if time.2 <= LIMIT && bytes.2 <= LIMIT { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    ensure!(time.2 <= LIMIT && bytes.2 <= LIMIT, "a ratio is above {LIMIT}");
+    Ok(())
 }
 
 fn ratio(early: &[(f64, f64)], late: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64) -> (f64, f64, f64) {

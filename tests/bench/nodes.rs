@@ -47,7 +47,7 @@ impl Node {
     /// Starts a node of a role and waits until it is ready.
     pub(crate) async fn start(rig: &Rig, agent: &Path, role: &str, more: &[&str]) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args([ROLE, role, "--database-url", &rig.url, "--agent-file"])
+            .args([ROLE, role, "--threads", "1", "--database-url", &rig.url, "--agent-file"])
             .arg(agent)
             .args(if role == "api" { &["--bind", "127.0.0.1:0"][..] } else { &[] })
             .args(more)

@@ -4,24 +4,12 @@
 //! One session is brought to `waiting_external` through the store; copies of its rows, with ids and owners
 //! of their own, are loaded by COPY. Claims and wakes are timed by a worker's hand in this process (hint,
 //! claim of one slot); a worker and an API node, processes of their own, serve another agent. Plans are
-//! those of the hot path's connections, generic as there. Usage: `bench-parked [--sessions=200000]
+//! those of the hot path's connections, generic as there. Usage: `bench parked [--sessions=200000]
 //! [--before=1000] [--samples=100] [--owners=1000]`.
-
-mod copies;
-mod flags;
-#[expect(dead_code, reason = "one session at a time needs no prompt to be known by")]
-mod model;
-mod nodes;
-#[expect(dead_code, reason = "CPU time is for other programs")]
-mod processes;
-#[expect(dead_code, reason = "in-process workers are for other programs")]
-mod rig;
-mod samples;
 
 use std::{
     collections::BTreeMap,
     io::Write as _,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -53,23 +41,16 @@ use tokio_postgres::SimpleQueryMessage;
 
 use crate::{
     copies::{Copy, Template},
+    flags,
     model::Model,
+    nodes,
     nodes::Node,
+    processes, rig,
     rig::Rig,
     samples::Samples,
 };
 
-fn main() -> Result<ExitCode> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == nodes::ROLE) {
-        return Ok(nodes::main(&arguments[1..]));
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(&arguments))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let known = [("sessions", 200_000), ("before", 1000), ("samples", 100), ("owners", 1000)];
     let [sessions, few, samples, owners] = flags::numbers(arguments, known)?;
     ensure!(

@@ -4,20 +4,10 @@
 //!
 //! API node and worker are processes of their own; the model and the client are this one. The three kinds
 //! take turns, one at a time, with pauses of 10 to 30 ms at random, so that no timer of the nodes is in
-//! step with them. Usage: `bench-resume [--samples=200]`.
-
-mod flags;
-#[expect(dead_code, reason = "one session at a time needs no prompt to be known by")]
-mod model;
-#[expect(dead_code, reason = "memory is for other programs")]
-mod nodes;
-#[expect(dead_code, reason = "in-process workers and stores are for other programs")]
-mod rig;
-mod samples;
+//! step with them. Usage: `bench resume [--samples=200]`.
 
 use std::{
     io::Write as _,
-    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -29,22 +19,12 @@ use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 use uuid::Uuid;
 
-use crate::{model::Model, nodes::Node, rig::Rig, samples::Samples};
+use crate::{flags, model::Model, nodes, nodes::Node, rig::Rig, samples::Samples};
 
 /// Rounds before those that count.
 const WARM_UP: usize = 5;
 
-fn main() -> Result<ExitCode> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == nodes::ROLE) {
-        return Ok(nodes::main(&arguments[1..]));
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(measure(&arguments))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn measure(arguments: &[String]) -> Result<()> {
+pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let [samples] = flags::numbers(arguments, [("samples", 200)])?;
     let rig = Rig::start().await?;
     let mut floor = Floor::new(&rig).await?;

@@ -211,8 +211,11 @@ impl ModelClient for Asking {
                     .unwrap_or_else(PoisonError::into_inner)
                     .push((Instant::now(), bytes.unsigned_abs()));
             }
-            let turn =
-                request.messages.iter().filter(|message| matches!(message, Shown::Assistant { .. })).count();
+            let turn = request
+                .messages
+                .iter()
+                .filter(|message| matches!(***message, Shown::Assistant { .. }))
+                .count();
             let last = turn + 1 >= self.loops;
             if last {
                 self.finished.send_modify(|finished| *finished += 1);

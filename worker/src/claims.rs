@@ -19,6 +19,7 @@ use apalis_core::{
     worker::context::WorkerContext,
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
+use holdfast_engine::ids::SessionId;
 use holdfast_store::{
     StoreError, claim,
     listen::{Heard, Listener, Subscription},
@@ -78,6 +79,8 @@ impl Claims {
             shutdown,
             ready: VecDeque::new(),
             failures: 0,
+            drained: false,
+            hinted: Vec::new(),
             scanned: None,
         };
         let leases = stream::unfold(claimer, |mut claimer| async move {
@@ -94,7 +97,11 @@ struct Claimer {
     shutdown: CancellationToken,
     ready: VecDeque<Slot>,
     failures: usize,
-    /// When expired leases were last looked for.
+    /// Whether the last claim left nothing: the next one waits for news.
+    drained: bool,
+    /// Sessions whose runs hints have named since the last claim.
+    hinted: Vec<SessionId>,
+    /// When the whole queue was last looked at, expired leases included.
     scanned: Option<Instant>,
 }
 
@@ -107,6 +114,9 @@ impl Claimer {
             if self.shutdown.is_cancelled() {
                 return None;
             }
+            if std::mem::take(&mut self.drained) {
+                self.wait(SCAN_EVERY).await;
+            }
             let pause = match self.claim().await {
                 Ok(true) => {
                     self.failures = 0;
@@ -114,7 +124,8 @@ impl Claimer {
                 }
                 Ok(false) => {
                     self.failures = 0;
-                    SCAN_EVERY
+                    self.drained = true;
+                    continue;
                 }
                 Err(error) => {
                     let pause = BACKOFF[self.failures.min(BACKOFF.len() - 1)];
@@ -127,7 +138,7 @@ impl Claimer {
         }
     }
 
-    /// Waits for a slot, then claims as many runs as there are slots. Returns whether there were any.
+    /// Waits for a slot, then claims as many runs as there are slots. Returns whether there may be more to claim.
     async fn claim(&mut self) -> Result<bool, StoreError> {
         let shared = Arc::clone(&self.shared);
         let permit = tokio::select! {
@@ -143,19 +154,44 @@ impl Claimer {
             permits.push(permit);
         }
         // Hints that have gathered are answered by this one claim.
-        while self.hints.recv().now_or_never().flatten().is_some() {}
+        while let Some(heard) = self.hints.recv().now_or_never().flatten() {
+            self.take_hint(&heard);
+        }
         let expired = self.scanned.is_none_or(|scanned| scanned.elapsed() >= SCAN_EVERY);
         if expired {
             self.scanned = Some(Instant::now());
         }
+        let hinted = std::mem::take(&mut self.hinted);
+        // Only where the last look left nothing: whoever waits longer isn't overtaken then.
+        let hinted = if expired || self.shared.rotation.left_some() { Vec::new() } else { hinted };
         // In a task of its own: a claim that is on the wire when this stream is dropped still hands its
         // leases to slots, which give them back.
-        let claiming = shared.drives.spawn(take_leases(Arc::clone(&shared), permits, expired));
+        let claiming = shared.drives.spawn(take_leases(Arc::clone(&shared), permits, expired, hinted));
         match claiming.await {
             Ok(slots) => self.ready.extend(slots?),
             Err(error) => tracing::error!(%error, "a claim panicked"),
         }
-        Ok(!self.ready.is_empty())
+        Ok(self.shared.rotation.left_some() && !self.ready.is_empty())
+    }
+
+    /// Keeps what a hint names; returns whether it is for workers at all.
+    fn take_hint(&mut self, heard: &Heard) -> bool {
+        match heard {
+            Heard::Item { channel: Channel::Runs, item } => {
+                if let Ok(session) = item.parse()
+                    && self.hinted.len() < CLAIM_BATCH
+                    && !self.hinted.contains(&session)
+                {
+                    self.hinted.push(session);
+                }
+                true
+            }
+            Heard::Resync => {
+                self.scanned = None;
+                true
+            }
+            Heard::Item { .. } => false,
+        }
     }
 
     /// Waits for a hint, at most for `pause`.
@@ -167,8 +203,11 @@ impl Claimer {
                 () = tokio::time::sleep_until(until) => return,
                 () = self.shared.freed.notified(), if self.failures == 0 => return,
                 heard = self.hints.recv() => match heard {
-                    Some(Heard::Item { channel: Channel::Runs, .. } | Heard::Resync) if self.failures == 0 => return,
-                    Some(_) => {}
+                    Some(heard) => {
+                        if self.take_hint(&heard) && self.failures == 0 {
+                            return;
+                        }
+                    }
                     None => {
                         tokio::time::sleep_until(until).await;
                         return;
@@ -184,20 +223,25 @@ async fn take_leases(
     shared: Arc<Shared>,
     permits: Vec<OwnedSemaphorePermit>,
     expired: bool,
+    hinted: Vec<SessionId>,
 ) -> Result<Vec<Slot>, StoreError> {
     let asked_at = Instant::now();
     shared.store.at("claim.before").await;
-    let agents = shared.roster.names();
-    let leases = claim::claim(
-        &shared.store,
-        shared.id,
-        permits.len(),
-        shared.lease_ttl,
-        &agents,
-        expired,
-        &shared.rotation,
-    )
-    .await?;
+    let (agents, free, ttl) = (shared.roster.names(), permits.len(), shared.lease_ttl);
+    let mut leases = Vec::new();
+    if !hinted.is_empty() {
+        leases = claim::claim_hinted(&shared.store, shared.id, free, ttl, &agents, &hinted).await?;
+    }
+    // A run that was hinted at and isn't there was taken by somebody else, or is a throttled owner's.
+    if leases.len() < hinted.len().max(1) && leases.len() < free {
+        let (free, rotation) = (free - leases.len(), &shared.rotation);
+        match claim::claim(&shared.store, shared.id, free, ttl, &agents, expired, rotation).await {
+            Ok(more) => leases.extend(more),
+            // What was claimed already has to be known to its holder.
+            Err(error) if leases.is_empty() => return Err(error),
+            Err(_) => {}
+        }
+    }
     shared.store.at("claim.done").await;
     let taken: Vec<String> =
         leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();

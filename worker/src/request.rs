@@ -18,17 +18,21 @@ use tracing::Instrument;
 
 use crate::{Shared, metrics};
 
-/// Blobs that a run has fetched: what a session's next request needs it mostly needed before.
+/// What a run keeps for its next request: what its requests have shown so far, and the blobs that turns which
+/// aren't rendered yet name.
 #[derive(Default)]
-pub(crate) struct Fetched(HashMap<Digest, Arc<str>>);
+pub(crate) struct Fetched {
+    rendered: transcript::Rendered,
+    blobs: HashMap<Digest, Arc<str>>,
+}
 
 impl Fetched {
-    /// Keeps exactly the blobs that the next request needs, fetching what is missing.
+    /// Keeps exactly the blobs that the next request needs, which are sorted, fetching what is missing.
     async fn bring(&mut self, shared: &Shared, owner: &str, needs: &[Digest]) -> Result<(), StoreError> {
-        self.0.retain(|digest, _| needs.contains(digest));
+        self.blobs.retain(|digest, _| needs.binary_search(digest).is_ok());
         let missing: Vec<Digest> =
-            needs.iter().filter(|digest| !self.0.contains_key(digest)).copied().collect();
-        self.0.extend(load::blobs(&shared.store, owner, &missing).await?);
+            needs.iter().filter(|digest| !self.blobs.contains_key(digest)).copied().collect();
+        self.blobs.extend(load::blobs(&shared.store, owner, &missing).await?);
         Ok(())
     }
 }
@@ -52,8 +56,11 @@ pub(crate) async fn ask(
     session: &Session,
     fetched: &mut Fetched,
 ) -> Result<ModelAnswer, Unanswered> {
-    fetched.bring(shared, owner, &transcript::needs(session, agent.context_tokens)).await?;
-    let request = transcript::request(session, agent.context_tokens, &fetched.0).map_err(StoreError::from)?;
+    let limit = agent.context_tokens;
+    let needs = transcript::needs_after(session, limit, &mut fetched.rendered);
+    fetched.bring(shared, owner, &needs).await?;
+    let request = transcript::request_after(session, limit, &fetched.blobs, &mut fetched.rendered)
+        .map_err(StoreError::from)?;
     let key = match agent.api_key_id.as_str() {
         "" => None,
         id => Some(shared.keys.get(id).ok_or_else(|| {

@@ -50,7 +50,7 @@ impl ModelClient for Scripted {
         let results: Vec<String> = request
             .messages
             .iter()
-            .filter_map(|message| match message {
+            .filter_map(|message| match &**message {
                 ModelMessage::Tool { name, text, .. } => Some(format!("{name}={text}")),
                 _ => None,
             })

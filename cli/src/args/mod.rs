@@ -86,11 +86,20 @@ impl Command {
 
     /// Where traces go.
     pub(crate) fn otlp_endpoint(&self) -> Option<&str> {
+        self.common()?.otlp_endpoint.as_deref()
+    }
+
+    /// How many threads work, where that is said.
+    pub(crate) fn threads(&self) -> Option<usize> {
+        self.common()?.threads.map(usize::from)
+    }
+
+    fn common(&self) -> Option<&CommonArgs> {
         match self {
-            Self::Serve(node) => node.common.otlp_endpoint.as_deref(),
-            Self::Api(node) => node.common.otlp_endpoint.as_deref(),
-            Self::Worker(node) => node.common.otlp_endpoint.as_deref(),
-            Self::Scheduler(node) => node.common.otlp_endpoint.as_deref(),
+            Self::Serve(node) => Some(&node.common),
+            Self::Api(node) => Some(&node.common),
+            Self::Worker(node) => Some(&node.common),
+            Self::Scheduler(node) => Some(&node.common),
             _ => None,
         }
     }

@@ -169,6 +169,9 @@ pub(crate) struct CommonArgs {
     /// How long work under way may still take after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub(crate) shutdown_grace: u64,
+    /// Threads that work; 1 suits a process beside others on a small machine [default: one a core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub(crate) threads: Option<u16>,
     /// Refuse to start on an outdated schema instead of migrating it
     #[arg(long)]
     pub(crate) no_migrate: bool,

@@ -47,7 +47,11 @@ impl Running {
             max_output_tokens: None,
             extra_body: None,
         };
-        let request = ModelRequest { system: vec![], tools: vec![], messages };
+        let request = ModelRequest {
+            system: vec![],
+            tools: vec![],
+            messages: messages.into_iter().map(Into::into).collect(),
+        };
         let (said, backoffs) = (Mutex::new(String::new()), Mutex::new(Vec::new()));
         let result = {
             let deltas = |text: &str| said.lock().expect("no panic").push_str(text);

@@ -1,6 +1,9 @@
 //! What must hold of a session at every moment.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use holdfast_engine::{
     content::Payload,
@@ -107,10 +110,10 @@ fn answers_are_complete(session: &Session) {
 }
 
 /// After each assistant message comes one tool message for each of its calls, in order, and nowhere else.
-pub(crate) fn tool_messages_follow_their_calls(messages: &[Message]) {
+pub(crate) fn tool_messages_follow_their_calls(messages: &[Arc<Message>]) {
     let mut open: std::collections::VecDeque<&str> = std::collections::VecDeque::new();
     for message in messages {
-        match message {
+        match &**message {
             Message::Tool { provider_id, .. } => {
                 assert_eq!(open.pop_front(), Some(provider_id.as_str()), "tool messages answer in order");
             }
@@ -123,7 +126,7 @@ pub(crate) fn tool_messages_follow_their_calls(messages: &[Message]) {
     }
     assert!(open.is_empty(), "calls without answers: {open:?}");
     assert!(
-        matches!(messages.first(), Some(Message::User { .. }) | None),
+        messages.first().is_none_or(|first| matches!(**first, Message::User { .. })),
         "requests begin with a user message"
     );
 }

@@ -25,11 +25,11 @@ fn empty_and_repeating_ids_become_unique_and_the_rest_stays() {
     desk.says("go on");
     desk.decide();
     let messages = desk.request().messages;
-    let Message::Assistant { calls, raw, .. } = &messages[1] else { panic!("the answer comes second") };
+    let Message::Assistant { calls, raw, .. } = &*messages[1] else { panic!("the answer comes second") };
     let named: Vec<&str> = calls.iter().map(|call| call.provider_id.as_str()).collect();
     assert_eq!(named, ids);
     assert!(raw.is_some(), "the provider's own message is kept");
-    let answered = messages[2..7].iter().map(|message| match message {
+    let answered = messages[2..7].iter().map(|message| match &**message {
         Message::Tool { provider_id, .. } => provider_id.as_str(),
         other => panic!("each call has its tool message: {other:?}"),
     });

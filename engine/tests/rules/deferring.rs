@@ -81,7 +81,7 @@ fn a_message_asks_the_model_over_open_calls_and_their_results_come_as_mail() {
     assert_eq!(desk.said(), [format!("[mail m-{}: tool call p2_0 (ask) failed]\nno", short(letter))]);
     desk.answers(&[]);
     assert_eq!(desk.decide().next, Next::Stop(Status::Idle));
-    let tools = desk.request().messages.iter().filter(|m| matches!(m, Message::Tool { .. })).count();
+    let tools = desk.request().messages.iter().filter(|m| matches!(***m, Message::Tool { .. })).count();
     assert_eq!(tools, 2, "a late result is no second tool message");
 }
 

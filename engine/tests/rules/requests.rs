@@ -9,7 +9,7 @@ use holdfast_engine::{
     mail::{MailBody, Settled},
     model::{Flavor, Message, ModelRequest},
     session::{CallState, Session},
-    transcript,
+    transcript::{self, Rendered},
     turn::{Answer, LlmCall, LlmTurn, Said, Shown, Turn, TurnBody, UserTurn},
 };
 use serde_json::{json, value::RawValue};
@@ -77,7 +77,7 @@ fn history(rounds: u128, weight: usize) -> Session {
 }
 
 fn first_text(request: &ModelRequest) -> &str {
-    match request.messages.first() {
+    match request.messages.first().map(|message| &**message) {
         Some(Message::User { text, .. }) => text,
         other => panic!("requests begin with a user message: {other:?}"),
     }
@@ -87,7 +87,7 @@ fn first_text(request: &ModelRequest) -> &str {
 fn pairs_up(request: &ModelRequest) {
     let mut open: Vec<&str> = Vec::new();
     for message in &request.messages {
-        match message {
+        match &**message {
             Message::Assistant { calls, .. } => {
                 assert!(open.is_empty());
                 open = calls.iter().rev().map(|call| call.provider_id.as_str()).collect();
@@ -119,7 +119,9 @@ fn a_limit_leaves_out_the_oldest_and_never_splits_a_call_from_its_result() {
             let session = history(rounds, 100);
             let request = transcript::request(&session, Some(tokens), &blobs).expect("a request");
             pairs_up(&request);
-            let Some(Message::User { text, .. }) = request.messages.last() else { panic!("a question") };
+            let Some(Message::User { text, .. }) = request.messages.last().map(|message| &**message) else {
+                panic!("a question")
+            };
             assert!(text.ends_with("the last question"), "the newest turn stays: {text}");
             let full = transcript::request(&session, None, &blobs).expect("a request").messages.len();
             let cut = request.messages.len() < full;
@@ -140,7 +142,7 @@ fn left_out(session: &Session, length: usize, tokens: u64) -> usize {
     let mut prefix = session.clone();
     prefix.turns.truncate(length);
     let request = transcript::request(&prefix, Some(tokens), &blobs).expect("a request");
-    let answered = |message: &&Message| matches!(message, Message::Assistant { .. });
+    let answered = |message: &&Arc<Message>| matches!(&***message, Message::Assistant { .. });
     // Model turns are never dropped by half, so they count what is left.
     length / 2 - request.messages.iter().filter(answered).count()
 }
@@ -168,7 +170,7 @@ fn what_was_just_asked_for_is_shown_whatever_its_size() {
     pairs_up(&request);
     assert!(first_text(&request).contains("were left out"));
     assert!(first_text(&request).ends_with("the last question"));
-    let results = request.messages.iter().filter(|message| matches!(message, Message::Tool { .. }));
+    let results = request.messages.iter().filter(|message| matches!(***message, Message::Tool { .. }));
     assert_eq!(results.count(), 2, "a model that isn't shown its results asks again");
 }
 
@@ -205,11 +207,11 @@ fn attachments_travel_beside_the_text_that_names_them() {
     push(&mut session, user(vec![answer], vec![late, Said::Query(Payload::Inline(bare))]));
     let messages = transcript::request(&session, None, &blobs).expect("a request").messages;
     let names = |media: &[Media]| media.iter().filter_map(|media| media.filename.clone()).collect::<Vec<_>>();
-    let Message::User { media, .. } = &messages[0] else { panic!("a question") };
+    let Message::User { media, .. } = &*messages[0] else { panic!("a question") };
     assert_eq!(names(media), ["a.png"]);
-    let Message::Tool { text, media, .. } = &messages[2] else { panic!("a result") };
+    let Message::Tool { text, media, .. } = &*messages[2] else { panic!("a result") };
     assert_eq!((text.as_str(), names(media)), ("here\n[image/png attachment: b.png]", vec!["b.png".into()]));
-    let Message::User { text, media, .. } = &messages[3] else { panic!("mail") };
+    let Message::User { text, media, .. } = &*messages[3] else { panic!("mail") };
     assert_eq!(text, "[late]\n[image/png attachment: c.png]");
     assert_eq!(names(media), ["c.png", "d.png"]);
 }
@@ -237,7 +239,9 @@ fn large_values_are_fetched_as_blobs_and_a_missing_one_is_named() {
     assert!(broken.problem.contains("can't be read"), "{broken}");
     blobs.insert(blob.digest, Arc::from(blob.text.as_str()));
     let request = transcript::request(&session, None, &blobs).expect("all is there");
-    let Some(Message::Tool { text, .. }) = request.messages.last() else { panic!("a result") };
+    let Some(Message::Tool { text, .. }) = request.messages.last().map(|message| &**message) else {
+        panic!("a result")
+    };
     assert_eq!(text.len(), INLINE_LIMIT);
     let no_prompt = transcript::request(&session, None, &Store::new()).expect_err("no prompt");
     assert_eq!(no_prompt.digest, nothing);
@@ -268,9 +272,9 @@ fn failures_and_cancels_read_as_errors() {
     let texts: Vec<String> = desk
         .request()
         .messages
-        .into_iter()
-        .filter_map(|message| match message {
-            Message::Tool { text, .. } => Some(text),
+        .iter()
+        .filter_map(|message| match &**message {
+            Message::Tool { text, .. } => Some(text.clone()),
             Message::User { .. } | Message::Assistant { .. } => None,
         })
         .collect();
@@ -331,4 +335,48 @@ fn digests_have_one_spelling_of_digits() {
     for bad in ["", "00", &"+f".repeat(32), &"é".repeat(32), &"0".repeat(65)] {
         assert!(bad.parse::<Digest>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn a_request_after_others_is_the_one_that_is_built_alone() {
+    let (_, blobs) = nothing();
+    let whole = history(12, 100);
+    for tokens in [None, Some(50), Some(300), Some(900)] {
+        let mut rendered = Rendered::default();
+        for length in (1..=whole.turns.len()).step_by(2) {
+            let mut session = whole.clone();
+            session.turns.truncate(length);
+            let alone = transcript::request(&session, tokens, &blobs).expect("a request");
+            // What was rendered before needs no blob any more, but for the prompt, the tools and a turn at a cut.
+            transcript::needs_after(&session, tokens, &mut rendered);
+            let after =
+                transcript::request_after(&session, tokens, &blobs, &mut rendered).expect("a request");
+            assert_eq!(format!("{after:?}"), format!("{alone:?}"), "{tokens:?} tokens, {length} turns");
+        }
+    }
+}
+
+#[test]
+fn what_was_rendered_needs_no_blobs() {
+    let (nothing, mut blobs) = nothing();
+    let (large, blob) = Payload::pack(ToolResult::Text { content: "x".repeat(INLINE_LIMIT * 2) });
+    let blob = blob.expect("too large to stand inline");
+    blobs.insert(blob.digest, Arc::from(blob.text.as_str()));
+    let mut session = Session::new(SessionId(Uuid::nil()));
+    let asked = call(1);
+    let settled = Shown::Settled(Settled::Completed { result: large });
+    let answer = Answer {
+        call: asked.id,
+        provider_id: asked.provider_id.clone(),
+        name: asked.name.clone(),
+        shown: settled,
+    };
+    push(&mut session, user(Vec::new(), vec![says("go")]));
+    push(&mut session, llm("looking", vec![asked]));
+    push(&mut session, user(vec![answer], Vec::new()));
+    let mut rendered = Rendered::default();
+    let needed = transcript::needs_after(&session, None, &mut rendered);
+    assert!(needed.contains(&blob.digest) && needed.contains(&nothing), "{needed:?}");
+    transcript::request_after(&session, None, &blobs, &mut rendered).expect("a request");
+    assert!(!transcript::needs_after(&session, None, &mut rendered).contains(&blob.digest));
 }

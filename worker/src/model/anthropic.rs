@@ -66,7 +66,7 @@ fn messages(request: &ModelRequest) -> Vec<Object> {
     let mut turns = Turns::default();
     let mut ids = CallIds::new(Flavor::Anthropic);
     for message in &request.messages {
-        match message {
+        match &**message {
             Message::User { text, media } => turns.add("user", user(text, media)),
             Message::Assistant { text, calls, flavor, raw: own } => {
                 let out_ids = ids.begin(calls);

@@ -66,10 +66,10 @@ fn messages(flavor: Flavor, request: &ModelRequest) -> Vec<Box<RawValue>> {
         out.push(raw(&json!({ "role": "system", "content": system.join("\n\n") })));
     }
     for message in &request.messages {
-        if !matches!(message, Message::Tool { .. }) {
+        if !matches!(**message, Message::Tool { .. }) {
             out.extend(attachment_message(mem::take(&mut attachments)));
         }
-        match message {
+        match &**message {
             Message::User { text, media } => out.push(raw(&user(flavor, text, media))),
             Message::Assistant { text, calls, flavor: from, raw: own } => {
                 let out_ids = ids.begin(calls);

@@ -42,7 +42,7 @@ fn image() -> Media {
 }
 
 fn request(messages: Vec<Message>) -> ModelRequest {
-    ModelRequest { system: vec![], tools: vec![], messages }
+    ModelRequest { system: vec![], tools: vec![], messages: messages.into_iter().map(Into::into).collect() }
 }
 
 fn text_of(target: &ModelTarget, request: &ModelRequest) -> String {
@@ -78,7 +78,10 @@ fn a_chat_request_in_full() {
             tool("a", "seen", vec![]),
             tool("b", "failed", vec![]),
             assistant(Flavor::OpenAI, Some("done"), vec![], None),
-        ],
+        ]
+        .into_iter()
+        .map(Into::into)
+        .collect(),
     };
     let target = ModelTarget {
         temperature: Some(0.5),
@@ -233,7 +236,7 @@ fn attachments_of_results_follow_the_whole_block() {
     assert_eq!(messages[3]["content"], json!([note, image_part]));
     assert_eq!(messages[4]["content"], json!([{ "type": "text", "text": "next" }, image_part]));
 
-    let at_the_end = super::request_tests::request(request.messages[..3].to_vec());
+    let at_the_end = ModelRequest { messages: request.messages[..3].to_vec(), ..request };
     assert_eq!(body(&target(Flavor::OpenAI), &at_the_end)["messages"].as_array().map(Vec::len), Some(4));
 }
 
@@ -253,7 +256,10 @@ fn an_anthropic_request_in_full() {
             tool("a:1", "", vec![image()]),
             tool("b", "failed", vec![]),
             user("and?"),
-        ],
+        ]
+        .into_iter()
+        .map(Into::into)
+        .collect(),
     };
     let cached = json!({ "type": "ephemeral" });
     let expected = json!({

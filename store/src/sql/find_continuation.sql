@@ -1,1 +1,0 @@
-SELECT session_id FROM continuations WHERE token = $1 AND owner = $2
