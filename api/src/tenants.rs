@@ -15,6 +15,8 @@ use crate::{
 
 /// How large a limit may be.
 const MAX_LIMIT: i64 = 1_000_000_000;
+/// How many runs may be let wait: they are counted.
+const MAX_QUEUED: i64 = 1_000_000;
 
 /// The limits of an owner. What isn't given, or is null, isn't limited.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
@@ -24,8 +26,7 @@ pub(crate) struct LimitsBody {
     max_running: Option<i64>,
     /// Runs that start within a minute; 0 to 1,000,000,000.
     runs_per_minute: Option<i64>,
-    /// Runs that may wait before requests for more are refused; 0 to 1,000,000,000. 100,000 if it isn't
-    /// given.
+    /// Runs that may wait before requests for more are refused; 0 to 1,000,000. 100,000 if it isn't given.
     max_queued: Option<i64>,
 }
 
@@ -70,9 +71,9 @@ fn of_path(api: &Api, who: &Who, name: String) -> Answer<String> {
     Ok(name)
 }
 
-fn limit(name: &str, value: Option<i64>) -> Answer<Option<i32>> {
-    let refused = || ApiError::bad_request(format!("{name} must be 0 to {MAX_LIMIT}, or null"));
-    let within = |value: i64| if (0..=MAX_LIMIT).contains(&value) { i32::try_from(value).ok() } else { None };
+fn limit(name: &str, value: Option<i64>, most: i64) -> Answer<Option<i32>> {
+    let refused = || ApiError::bad_request(format!("{name} must be 0 to {most}, or null"));
+    let within = |value: i64| if (0..=most).contains(&value) { i32::try_from(value).ok() } else { None };
     value.map(|value| within(value).ok_or_else(refused)).transpose()
 }
 
@@ -113,9 +114,9 @@ pub(crate) async fn write(
     let owner = of_path(&api, &who, name)?;
     let (body, _) = posted.open(200);
     let limits = Limits {
-        max_running: limit("max_running", body.max_running)?,
-        runs_per_minute: limit("runs_per_minute", body.runs_per_minute)?,
-        max_queued: limit("max_queued", body.max_queued)?,
+        max_running: limit("max_running", body.max_running, MAX_LIMIT)?,
+        runs_per_minute: limit("runs_per_minute", body.runs_per_minute, MAX_LIMIT)?,
+        max_queued: limit("max_queued", body.max_queued, MAX_QUEUED)?,
     };
     quota::set(&api.store, &owner, limits).await?;
     let (limits, usage) = quota::read(&api.store, &owner).await?;

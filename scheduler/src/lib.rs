@@ -30,7 +30,7 @@ const MAX_BATCHES: usize = 200;
 const DELETED_GRACE: f64 = 60.0;
 
 /// Looks for closed sessions that one batch takes, so that a scheduler can stop between them.
-const LOOKS: usize = 20;
+const LOOKS: u64 = 20;
 
 /// What a scheduler is told at its start.
 #[derive(Debug, Clone)]
@@ -109,20 +109,21 @@ async fn turn_partitions(office: &Office) -> Result<u64, StoreError> {
     Ok(u64::try_from(changed.len()).unwrap_or(u64::MAX))
 }
 
-/// Goes on with the sweep over all sessions; at its end the next tick begins a new one.
+/// Goes on with the sweep over all sessions; at its end the next tick begins a new one. Returns how many looks
+/// it took, and 0 at the end.
 async fn retire_closed(office: &Office) -> Result<u64, StoreError> {
     let Some(terms) = office.config.retire else { return Ok(0) };
-    let mut from = office.sweep.lock().await;
-    let mut retired = 0;
+    let mut place = office.sweep.lock().await;
     for _ in 0..LOOKS {
-        let Swept { sessions, next } = retire::retire(&office.store, terms, *from).await?;
-        retired += sessions;
-        *from = next.unwrap_or_default();
-        if next.is_none() {
-            break;
+        let Swept { sessions, whole } = retire::retire(&office.store, terms, &mut place).await?;
+        if sessions > 0 {
+            tracing::info!(kind = "sessions.retired", sessions);
+        }
+        if whole {
+            return Ok(0);
         }
     }
-    Ok(retired)
+    Ok(LOOKS)
 }
 
 async fn forget_archives(office: &Office) -> Result<u64, StoreError> {

@@ -80,12 +80,16 @@ pub struct NewSession {
 /// [`StoreError::UnknownAgent`]; [`StoreError::UnknownSession`] if the parent isn't the owner's;
 /// [`StoreError::Backlog`] if it is to run and too many of the owner's runs wait.
 pub async fn create(store: &Store, caller: &Caller, new: &NewSession) -> Result<Done<SessionId>, StoreError> {
-    if new.run != Mode::None && new.message.is_some() {
-        quota::admit(store, &new.owner).await?;
+    let runs = new.run != Mode::None && new.message.is_some();
+    if runs {
+        admit(store, caller, &new.owner, None).await?;
     }
     let done = against_rivals(|| Box::pin(create_once(store, caller, new))).await?;
     if matches!(done, Done::Now(_)) {
         store.announce(new.id, new.run != Mode::None || new.message.is_some());
+        if runs {
+            store.backlog.queued(&new.owner);
+        }
     }
     Ok(done)
 }
@@ -156,6 +160,33 @@ async fn create_once(
     Ok(Done::Now(new.id))
 }
 
+/// Lets a request through that asks for a run; a repeat of one that was carried out always.
+async fn admit(
+    store: &Store,
+    caller: &Caller,
+    owner: &str,
+    letter: Option<(SessionId, MailId)>,
+) -> Result<(), StoreError> {
+    let refused = match quota::admit(store, owner).await {
+        Err(error @ StoreError::Backlog { .. }) => error,
+        other => return other,
+    };
+    let client = store.client().await?;
+    if let Some(key) = &caller.key {
+        let recall = client.prepare_cached(sql::RECALL_KEY).await?;
+        if client.query_opt(&recall, &[&key.principal, &key.key]).await?.is_some() {
+            return Ok(());
+        }
+    }
+    if let Some((session, letter)) = letter {
+        let find = client.prepare_cached(sql::FIND_MAIL).await?;
+        if client.query_opt(&find, &[&session.0, &letter.0]).await?.is_some() {
+            return Ok(());
+        }
+    }
+    Err(refused)
+}
+
 fn user_letter(message: &Message, owner: &str) -> Letter {
     Letter {
         id: message.id,
@@ -180,7 +211,7 @@ pub async fn post(
 ) -> Result<Done<Receipt>, StoreError> {
     let owner = caller.owner.clone().unwrap_or_default();
     if run != Mode::None {
-        quota::admit(store, &owner).await?;
+        admit(store, caller, &owner, Some((session, message.id))).await?;
     }
     let letter = user_letter(message, &owner);
     let ask = if run == Mode::None { Ask::Fold } else { Ask::Run(run) };
@@ -246,6 +277,9 @@ async fn send_once(
     let seq = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
     insert_blobs(&mut writes, &session.owner, blobs);
     tx.commit(writes).await?;
+    if run.is_none() && matches!(ask, Ask::Run(_)) {
+        store.backlog.queued(&session.owner);
+    }
     Ok(Done::Now(Receipt { id: letter.id, seq, duplicate: false }))
 }
 
@@ -287,7 +321,7 @@ pub async fn resume(
     mode: Mode,
 ) -> Result<Done<SessionId>, StoreError> {
     if let Some(owner) = &caller.owner {
-        quota::admit(store, owner).await?;
+        admit(store, caller, owner, None).await?;
     }
     let done = against_rivals(async || {
         change(store, caller, id, async |_, writes, session, run| {
@@ -300,6 +334,9 @@ pub async fn resume(
         .await
     })
     .await?;
+    if let (Done::Now(_), Some(owner)) = (&done, &caller.owner) {
+        store.backlog.queued(owner);
+    }
     store.announce(id, true);
     Ok(done)
 }

@@ -1,7 +1,7 @@
 //! Leases: a worker's time-bound right to hold a run, fenced by an epoch that is never used twice.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -176,6 +176,7 @@ struct Order<'a> {
 }
 
 async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Result<Vec<Lease>, StoreError> {
+    let mut seen: HashSet<String> = HashSet::new();
     for _ in 0..PAGES_A_CLAIM {
         let client = store.lease_client().await?;
         let list = client.prepare_cached(sql::DUE_OWNERS).await?;
@@ -200,7 +201,9 @@ async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Resu
         // The next turn begins behind the last owner that was served: those behind it have waited.
         let served = owners.iter().rposition(|owner| leases.iter().any(|lease| lease.owner == *owner));
         rotation.set(served.map_or(last, |place| owners[place]));
-        let whole = owners_count(&owners) < OWNERS_A_CLAIM;
+        // All the way around: whoever is due and could be served has been looked at.
+        let around = owners.iter().any(|owner| !seen.insert((*owner).to_owned()));
+        let whole = around || owners_count(&owners) < OWNERS_A_CLAIM;
         if !leases.is_empty() || whole {
             rotation.lock().left = !whole || has_shares(&leases, order.free, share);
             return Ok(leases);
@@ -244,16 +247,17 @@ async fn claim_throttled(
     let Order { worker, free, ttl, agents } = order;
     let rows = tx.query(sql::CLAIM_QUEUED, &[&worker.0, &free, &ttl, &agents, &owners, &shares]).await?;
     let mut leases: Vec<Lease> = rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?;
+    let mut spent: HashMap<String, f64> = HashMap::new();
     for lease in &mut leases {
         if let Some(allowance) = allowances.get_mut(&lease.owner) {
             lease.throttled = true;
-            allowance.bucket = allowance.bucket.map(|bucket| (bucket - 1.0).max(0.0));
+            if let Some(bucket) = &mut allowance.bucket {
+                *bucket = (*bucket - 1.0).max(0.0);
+                spent.insert(lease.owner.clone(), *bucket);
+            }
         }
     }
-    let (filled, buckets): (Vec<String>, Vec<f64>) = allowances
-        .into_iter()
-        .filter_map(|(owner, allowance)| allowance.bucket.map(|bucket| (owner, bucket)))
-        .unzip();
+    let (filled, buckets): (Vec<String>, Vec<f64>) = spent.into_iter().unzip();
     let mut writes = Writes::default();
     if !filled.is_empty() {
         writes.push(sql::FILL_BUCKETS, parameters![filled, buckets]);
@@ -332,7 +336,15 @@ pub async fn heartbeat(
     let client = store.lease_client().await?;
     let statement = client.prepare_cached(sql::HEARTBEAT).await?;
     let rows = client.query(&statement, &[&sessions, &epochs, &ttl.as_secs_f64()]).await?;
-    beats(&rows)
+    let mut standing: HashMap<(SessionId, i64), Beat> = HashMap::with_capacity(held.len());
+    for beat in beats(&rows)? {
+        let known = standing.entry((beat.session, beat.epoch)).or_insert(beat);
+        known.renewed |= beat.renewed;
+        if beat.wake_seq >= known.wake_seq {
+            (known.wake_seq, known.mode) = (beat.wake_seq, beat.mode);
+        }
+    }
+    Ok(standing.into_values().collect())
 }
 
 /// What woke these runs, without renewing anything.
@@ -375,7 +387,7 @@ pub async fn release(
         return Ok(0);
     }
     let released = against_rivals(|| release_once(store, held, delay, panic)).await?;
-    if let Some((session, _)) = held.first() {
+    for (session, _) in held {
         store.announce(*session, true);
     }
     Ok(released)

@@ -1,6 +1,8 @@
 //! Loads in groups: one loader a worker, which sends whatever has gathered as soon as it is free. Runs that
 //! one claim brought are read by one set of statements.
 
+use std::time::Duration;
+
 use holdfast_engine::ids::SessionId;
 use tokio::sync::{mpsc, oneshot};
 
@@ -11,7 +13,10 @@ use crate::{
 };
 
 /// Sessions that are loaded together at the most.
-const MAX_GROUP: usize = 32;
+const MAX_GROUP: usize = 16;
+
+/// How long a group may take before its members go their own ways.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Loads that may wait for the loader; more wait for their turn to wait.
 const QUEUE: usize = 1024;
@@ -61,19 +66,26 @@ async fn run(store: Store, mut requests: mpsc::Receiver<Request>) {
     }
 }
 
-/// Loads a group. If it can't be read together, each is read alone and learns its own error.
+/// Loads a group. If it can't be read together, or not soon, each is read alone and learns its own error: a
+/// history that takes the server long keeps nobody else waiting.
 async fn send(store: Store, group: Vec<Request>) {
     let ids: Vec<SessionId> = group.iter().map(|request| request.id).collect();
-    match load::load_group(&store, &ids).await {
-        Ok(loaded) => {
+    // In a task of its own, which goes on past our patience: its connection isn't free before it is done.
+    let reading = store.clone();
+    let loading = tokio::spawn(async move { load::load_group(&reading, &ids).await });
+    match tokio::time::timeout(PATIENCE, loading).await {
+        Ok(Ok(Ok(loaded))) => {
             for (request, loaded) in group.into_iter().zip(loaded) {
                 // Nobody may be waiting any more.
                 let _ = request.answer.send(loaded);
             }
         }
-        Err(_) => {
-            for request in group {
-                let _ = request.answer.send(load::load(&store, request.id).await);
+        _ => {
+            for request in group.into_iter().filter(|request| !request.answer.is_closed()) {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    let _ = request.answer.send(load::load(&store, request.id).await);
+                });
             }
         }
     }

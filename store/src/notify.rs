@@ -203,7 +203,7 @@ async fn serve(target: &Target, shared: &Shared, backoff: &mut Backoff) -> Resul
                 _ = &mut driver => return Ok(()),
             }
         }
-        while let Some(batch) = shared.with(Queue::take) {
+        if let Some(batch) = shared.with(Queue::take) {
             next = Instant::now() + GAP;
             match deliver(&client, &statement, &batch).await {
                 Ok(()) => {
@@ -215,6 +215,7 @@ async fn serve(target: &Target, shared: &Shared, backoff: &mut Backoff) -> Resul
                     return Err(error);
                 }
             }
+            continue;
         }
         tokio::select! {
             () = shared.wake.notified() => {}

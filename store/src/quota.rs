@@ -77,9 +77,11 @@ pub async fn set(store: &Store, owner: &str, limits: Limits) -> Result<(), Store
          VALUES ($1, $2, $3, $4, coalesce($3, 0))
          ON CONFLICT (owner) DO UPDATE SET
              max_running = excluded.max_running, runs_per_minute = excluded.runs_per_minute,
-             max_queued = excluded.max_queued, updated_at = now(),
+             max_queued = excluded.max_queued, updated_at = now(), filled_at = now(),
              bucket = CASE WHEN owner_limits.runs_per_minute IS NULL THEN excluded.bucket
-                           ELSE least(owner_limits.bucket, excluded.bucket) END",
+                           ELSE least(excluded.bucket, owner_limits.bucket
+                                + extract(epoch FROM greatest(now() - owner_limits.filled_at, interval '0'))::float8
+                                * owner_limits.runs_per_minute / 60) END",
         owner,
         limits.max_running,
         limits.runs_per_minute,
@@ -91,7 +93,8 @@ pub async fn set(store: &Store, owner: &str, limits: Limits) -> Result<(), Store
     Ok(())
 }
 
-/// Lets a request through that asks for a run of an owner, unless too many wait already.
+/// Lets a request through that asks for a run of an owner, unless too many wait already. What it then queues
+/// is to be told to [`Backlog::queued`].
 ///
 /// # Errors
 /// [`StoreError::Backlog`].
@@ -118,12 +121,8 @@ struct Count {
 }
 
 impl Count {
-    fn admit(&mut self) -> Result<(), StoreError> {
-        if self.queued >= self.limit {
-            return Err(StoreError::Backlog { limit: self.limit });
-        }
-        self.queued += 1;
-        Ok(())
+    fn admit(&self) -> Result<(), StoreError> {
+        if self.queued >= self.limit { Err(StoreError::Backlog { limit: self.limit }) } else { Ok(()) }
     }
 }
 
@@ -150,12 +149,19 @@ impl Backlog {
         if counts.len() >= MAX_COUNTS {
             counts.retain(|_, count| now.duration_since(count.at) < COUNT_EVERY);
         }
-        let mut count = Count { at: now, limit, queued };
+        let count = Count { at: now, limit, queued };
         let admitted = count.admit();
         if counts.len() < MAX_COUNTS {
             counts.insert(owner.to_owned(), count);
         }
         admitted
+    }
+
+    /// A run of this owner was queued here.
+    pub(crate) fn queued(&self, owner: &str) {
+        if let Some(count) = self.lock().get_mut(owner) {
+            count.queued += 1;
+        }
     }
 
     fn forget(&self, owner: &str) {
@@ -173,7 +179,10 @@ mod tests {
         let now = Instant::now();
         assert!(backlog.admit("a", now).is_none(), "nothing is known yet");
         assert!(backlog.counted("a", 3, 1).is_ok());
+        backlog.queued("a");
         assert!(matches!(backlog.admit("a", now), Some(Ok(()))));
+        assert!(matches!(backlog.admit("a", now), Some(Ok(()))), "what queues nothing counts nothing");
+        backlog.queued("a");
         assert!(matches!(backlog.admit("a", now), Some(Err(StoreError::Backlog { limit: 3 }))));
         assert!(backlog.admit("b", now).is_none());
         let later = Instant::now() + COUNT_EVERY;

@@ -1,5 +1,5 @@
 //! Ageing: closed sessions are archived and deleted, and what was deleted is removed. Whatever there is to
-//! remove, no statement touches more than a bounded number of rows.
+//! remove, no statement removes more than a bounded number of rows.
 
 use uuid::Uuid;
 
@@ -33,22 +33,23 @@ pub struct Terms {
 pub struct Swept {
     /// Sessions that were retired.
     pub sessions: u64,
-    /// Where the next look begins; none at the end.
-    pub next: Option<Uuid>,
+    /// Whether it came to the last session; the next look begins with the first.
+    pub whole: bool,
 }
 
-/// Looks at the sessions after `from`, in the order of their ids, and retires the trees among them that are
+/// Looks at the sessions after `place`, in the order of their ids, and retires the trees among them that are
 /// closed: nothing runs, no deferred call is open, no mail is unread, and nothing has changed for as long as
-/// the terms say. Sessions that are paused stay.
+/// the terms say. Sessions that are paused stay. `place` moves along.
 ///
 /// # Errors
-/// [`StoreError::Unavailable`]. A tree that can't be retired is logged and passed over.
-pub async fn retire(store: &Store, terms: Terms, from: Uuid) -> Result<Swept, StoreError> {
+/// [`StoreError::Unavailable`], also of a tree that takes the server too long; the next look begins behind
+/// it. Any other tree that can't be retired is logged and passed over.
+pub async fn retire(store: &Store, terms: Terms, place: &mut Uuid) -> Result<Swept, StoreError> {
     let rows = sqlx::query!(
         r#"SELECT id, (parent_id IS NULL AND deleted_at IS NULL AND status IN ('ready', 'idle', 'failed')
                        AND updated_at < now() - make_interval(days => $3)) AS "rests!"
            FROM sessions WHERE id > $1 ORDER BY id LIMIT $2"#,
-        from,
+        *place,
         WINDOW,
         terms.after_days
     )
@@ -57,6 +58,7 @@ pub async fn retire(store: &Store, terms: Terms, from: Uuid) -> Result<Swept, St
     let mut sessions = 0;
     for row in rows.iter().filter(|row| row.rests) {
         let id = SessionId(row.id);
+        *place = row.id;
         match against_rivals(|| retire_once(store, terms, id)).await {
             Ok(tree) => {
                 sessions += tree.len() as u64;
@@ -67,8 +69,9 @@ pub async fn retire(store: &Store, terms: Terms, from: Uuid) -> Result<Swept, St
             Err(error) => tracing::error!(%error, session_id = %id, "a session can't be retired"),
         }
     }
-    let whole = i64::try_from(rows.len()).is_ok_and(|count| count == WINDOW);
-    Ok(Swept { sessions, next: rows.last().filter(|_| whole).map(|row| row.id) })
+    let whole = i64::try_from(rows.len()).is_ok_and(|count| count < WINDOW);
+    *place = rows.last().filter(|_| !whole).map_or_else(Uuid::nil, |row| row.id);
+    Ok(Swept { sessions, whole })
 }
 
 async fn retire_once(store: &Store, terms: Terms, id: SessionId) -> Result<Vec<SessionId>, StoreError> {
@@ -83,7 +86,9 @@ async fn retire_once(store: &Store, terms: Terms, id: SessionId) -> Result<Vec<S
         return Ok(Vec::new());
     }
     if terms.archive {
-        tx.execute(sql::ARCHIVE_TREE, &[&ids]).await?;
+        for id in &ids {
+            tx.execute(sql::ARCHIVE_SESSION, &[id]).await?;
+        }
     }
     let mut writes = Writes::default();
     delete::mark(&tx, &mut writes, &ids).await?;
@@ -141,12 +146,18 @@ pub async fn purge_deleted(store: &Store, grace_seconds: f64, limit: i64) -> Res
     for statement in [turns, calls, mail, continuations, events] {
         gone += statement.execute(store.read()).await?.rows_affected();
     }
-    if gone == 0 {
-        gone = sqlx::query!("DELETE FROM sessions WHERE id = ANY($1)", &doomed)
-            .execute(store.read())
-            .await?
-            .rows_affected();
-    }
+    // Nothing is added to a deleted session. Another scheduler may have taken the very rows that these
+    // statements chose, so a session goes only when none is left.
+    let sessions = sqlx::query!(
+        "DELETE FROM sessions s WHERE s.id = ANY($1)
+           AND NOT EXISTS (SELECT 1 FROM turns WHERE session_id = s.id)
+           AND NOT EXISTS (SELECT 1 FROM tool_calls WHERE session_id = s.id)
+           AND NOT EXISTS (SELECT 1 FROM mail WHERE session_id = s.id)
+           AND NOT EXISTS (SELECT 1 FROM continuations WHERE session_id = s.id)
+           AND NOT EXISTS (SELECT 1 FROM events WHERE session_id = s.id AND kind <> 'session.deleted')",
+        &doomed
+    );
+    gone += sessions.execute(store.read()).await?.rows_affected();
     Ok(gone)
 }
 

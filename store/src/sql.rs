@@ -62,7 +62,7 @@ statements! {
     READ_COMMIT = "read_commit",
     LOCK_TREE = "lock_tree",
     TREE_IS_CLOSED = "tree_is_closed",
-    ARCHIVE_TREE = "archive_tree",
+    ARCHIVE_SESSION = "archive_session",
     RUN_IN_TREE = "run_in_tree",
     COUNT_CONTINUATIONS = "count_continuations",
     DELETE_TREE = "delete_tree",

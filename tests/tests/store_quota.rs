@@ -7,10 +7,12 @@ use holdfast_engine::decide::Mode;
 use holdfast_store::{
     StoreError, accept,
     claim::{self, Lease, Rotation},
+    idempotency::Done,
+    letters::Receipt,
     quota::{self, Limits},
     settle::{self, Report},
 };
-use holdfast_tests::store::{OWNER, World, caller, message, new_session, roster, worker};
+use holdfast_tests::store::{OWNER, World, caller, caller_with_key, message, new_session, roster, worker};
 
 const NONE: Limits = Limits { max_running: None, runs_per_minute: None, max_queued: None };
 
@@ -116,8 +118,10 @@ async fn a_full_queue_refuses_new_runs_and_nothing_that_was_promised() {
     let world = &World::new().await;
     let (session, _, token) = world.waiting().await;
     limit(world, OWNER, Limits { max_queued: Some(2), ..NONE }).await;
-    world.asked("one").await;
-    world.asked("two").await;
+    let first = message("one");
+    accept::post(&world.store, &caller(), session, &first, Mode::UntilBlocked).await.expect("room");
+    let two = new_session(Some(message("two")), Mode::UntilBlocked);
+    accept::create(&world.store, &caller_with_key("k", "create"), &two).await.expect("room");
     let create = |run| async move {
         let new = new_session(Some(message("three")), run);
         accept::create(&world.store, &caller(), &new).await.map(|_| ())
@@ -129,6 +133,14 @@ async fn a_full_queue_refuses_new_runs_and_nothing_that_was_promised() {
     refused(accept::resume(&world.store, &caller(), session, Mode::Step).await.map(|_| ()));
     let more = message("more");
     refused(accept::post(&world.store, &caller(), session, &more, Mode::Step).await.map(|_| ()));
+    // A repeat of what was carried out gets its answer, by its id or by its key.
+    let again =
+        accept::post(&world.store, &caller(), session, &first, Mode::UntilBlocked).await.expect("known");
+    assert!(matches!(again, Done::Now(Receipt { duplicate: true, .. })), "{again:?}");
+    let keyed = caller_with_key("k", "create");
+    let again =
+        accept::create(&world.store, &keyed, &new_session(Some(message("two")), Mode::UntilBlocked)).await;
+    assert!(matches!(again, Ok(Done::Before { code: 201, .. })), "{again:?}");
     // What asks for no run, and what completes a call, is accepted.
     create(Mode::None).await.expect("no run is asked for");
     let done = Report::Error("nobody is there".to_owned());

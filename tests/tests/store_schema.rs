@@ -89,7 +89,11 @@ async fn plans(sql: &Client, name: &str, arguments: &str) -> Vec<String> {
     let mut plans = Vec::new();
     for uses in [0, 8] {
         for _ in 0..uses {
-            sql.batch_execute(&format!("BEGIN; EXECUTE q({arguments}); ROLLBACK")).await.expect("used");
+            let used = sql.batch_execute(&format!("BEGIN; EXECUTE q({arguments}); ROLLBACK")).await;
+            // What has to be there isn't.
+            if used.is_err_and(|error| error.code() == Some(&SqlState::DIVISION_BY_ZERO)) {
+                sql.batch_execute("ROLLBACK").await.expect("rolled back");
+            }
         }
         let rows = sql.query(&format!("EXPLAIN EXECUTE q({arguments})"), &[]).await.expect("a plan");
         plans.push(rows.iter().map(|row| row.get::<_, String>(0)).collect::<Vec<_>>().join("\n"));
@@ -139,7 +143,7 @@ async fn claims_go_by_the_index_of_due_runs() {
 }
 
 /// What the hot path asks by key, with arguments.
-fn lookups() -> [(&'static str, String); 15] {
+fn lookups() -> Vec<(&'static str, String)> {
     let ids = "ARRAY['00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000002']::uuid[]";
     let id = "'00000000-0000-7000-8000-000000000001'";
     let none =
@@ -160,7 +164,7 @@ fn lookups() -> [(&'static str, String); 15] {
         "bigint",
         "boolean",
     ]);
-    [
+    vec![
         ("lock_session", ids.to_owned()),
         ("lock_run", ids.to_owned()),
         ("commit_session", commit),
@@ -174,6 +178,16 @@ fn lookups() -> [(&'static str, String); 15] {
         ("end_run", format!("{ids}, ARRAY[1, 2]::bigint[]")),
         ("park_run", format!("{id}, 1, 'x', NULL")),
         ("heartbeat", format!("{ids}, ARRAY[1, 2]::bigint[], 15")),
+        ("release", format!("{ids}, ARRAY[1, 2]::bigint[], 0, 0")),
+        ("look", ids.to_owned()),
+        ("claim_hinted", format!("{id}, 8, 15, ARRAY['helper@r1'], {ids}")),
+        ("lock_session_of_token", format!("{id}, 'o'")),
+        ("lock_run_of_token", format!("{id}, 'o'")),
+        ("tree_is_closed", format!("{ids}, 30")),
+        ("has_open_continuations", id.to_owned()),
+        ("cancel_open_continuations", format!("{id}, NULL")),
+        ("settle_continuation", format!("{id}, 'expired', NULL")),
+        ("lock_continuation", format!("{id}, 'o'")),
         ("lock_tree", id.to_owned()),
         ("run_in_tree", format!("{id}, {ids}")),
     ]
@@ -206,6 +220,17 @@ async fn the_hot_path_plans_for_full_tables_while_they_are_empty() {
     for (name, arguments) in lookups() {
         for plan in plans(&hot, name, &arguments).await {
             reads_no_table_as_a_whole(name, &plan);
+            // Nor a whole index: each is entered by a key. The agents are few.
+            let lines: Vec<&str> = plan.lines().collect();
+            for pair in lines.windows(2) {
+                let scans = pair[0].contains("Index Scan using") || pair[0].contains("Index Only Scan using");
+                let scans = scans && !pair[0].contains(" on agents");
+                assert!(!scans || pair[1].contains("Index Cond"), "{name}:\n{plan}");
+            }
+            // What is open, due or held is a part of a table, but may be as large.
+            for part in ["continuations_open", "continuations_due", "runs_due", "runs_claimed", "runs_held"] {
+                assert!(!plan.contains(part), "{name}:\n{plan}");
+            }
             assert!(!plan.contains("Hash Join") && !plan.contains("Merge Join"), "{name}:\n{plan}");
         }
     }
@@ -230,6 +255,7 @@ async fn heartbeats_leave_the_indexes_alone() {
         leases.iter().map(|lease| (lease.session.0, lease.epoch)).unzip();
     let tx = sql.transaction().await.expect("a transaction");
     let rows = tx.query(statement("heartbeat"), &[&sessions, &epochs, &30_f64]).await.expect("renewed");
+    assert_eq!(rows.len(), 200, "each as it is, and each that was renewed");
     assert_eq!(rows.iter().filter(|row| row.get::<_, bool>("renewed")).count(), 100);
     let counters = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE relname = 'runs'";
     let row = tx.query_one(counters, &[]).await.expect("counters");
@@ -397,8 +423,7 @@ async fn purging_is_bounded_and_leaves_the_living_alone() {
     while purge_deleted(&world.store, 0.0, 2).await.expect("a pass") > 0 {
         left.push(world.count("SELECT count(*) FROM sessions").await);
     }
-    // First what hangs on two sessions, then the two.
-    assert_eq!(left, [6, 4, 4, 2, 2, 1]);
+    assert_eq!(left, [4, 2, 1]);
     assert_eq!(world.count("SELECT count(*) FROM sessions").await, 1);
     assert_eq!(world.count("SELECT count(*) FROM mail").await, 1);
     // What was deleted says so to those who read on.

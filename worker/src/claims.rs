@@ -162,8 +162,10 @@ impl Claimer {
             self.scanned = Some(Instant::now());
         }
         let hinted = std::mem::take(&mut self.hinted);
-        // Only where the last look left nothing: whoever waits longer isn't overtaken then.
-        let hinted = if expired || self.shared.rotation.left_some() { Vec::new() } else { hinted };
+        // Only where the last look left nothing, so that whoever waits longer isn't overtaken, and where all
+        // that were hinted at can be taken, so that none is left for the next look.
+        let by_hint = !expired && !self.shared.rotation.left_some() && hinted.len() <= permits.len();
+        let hinted = if by_hint { hinted } else { Vec::new() };
         // In a task of its own: a claim that is on the wire when this stream is dropped still hands its
         // leases to slots, which give them back.
         let claiming = shared.drives.spawn(take_leases(Arc::clone(&shared), permits, expired, hinted));
@@ -178,11 +180,11 @@ impl Claimer {
     fn take_hint(&mut self, heard: &Heard) -> bool {
         match heard {
             Heard::Item { channel: Channel::Runs, item } => {
-                if let Ok(session) = item.parse()
-                    && self.hinted.len() < CLAIM_BATCH
-                    && !self.hinted.contains(&session)
-                {
-                    self.hinted.push(session);
+                match item.parse() {
+                    Ok(session) if self.hinted.contains(&session) => {}
+                    // One more than a claim takes says that there are too many to go by.
+                    Ok(session) if self.hinted.len() <= CLAIM_BATCH => self.hinted.push(session),
+                    _ => {}
                 }
                 true
             }

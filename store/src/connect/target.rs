@@ -39,7 +39,7 @@ impl Session {
             }
             Session::Hot => {
                 "-c TimeZone=UTC -c statement_timeout=30s -c lock_timeout=10s \
-                 -c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off \
+                 -c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off -c enable_hashjoin=off \
                  -c enable_mergejoin=off -c idle_in_transaction_session_timeout=5s"
             }
             Session::Migrating => {

@@ -17,5 +17,5 @@ WITH due AS MATERIALIZED (
 )
 UPDATE runs r
 SET state = 'claimed', worker = $1, lease_until = now() + make_interval(secs => $3::float8), epoch = nextval('run_epochs')
-FROM due WHERE r.session_id = due.session_id
+WHERE r.session_id = ANY(ARRAY(SELECT session_id FROM due))
 RETURNING r.session_id, r.owner, r.agent, r.agent_revision, r.mode, r.epoch, r.wake_seq, r.takeovers, r.traceparent

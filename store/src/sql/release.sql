@@ -1,12 +1,13 @@
--- Rows are locked in the order of their ids, as everywhere.
+-- Each run is looked up by its key, in the order of the ids, which is that of the locks everywhere.
 WITH mine AS MATERIALIZED (
-    SELECT r.session_id
-    FROM UNNEST($1::uuid[], $2::bigint[]) AS held (session_id, epoch) JOIN runs r ON r.session_id = held.session_id
-    WHERE r.epoch = held.epoch AND r.state = 'claimed'
-    ORDER BY r.session_id
-    FOR UPDATE OF r
+    SELECT run.session_id
+    FROM (SELECT session_id, epoch FROM UNNEST($1::uuid[], $2::bigint[]) AS held (session_id, epoch) ORDER BY session_id) held
+    CROSS JOIN LATERAL (
+        SELECT r.session_id, r.state FROM runs r WHERE r.session_id = held.session_id AND r.epoch = held.epoch
+        OFFSET 0 FOR UPDATE) run
+    WHERE run.state = 'claimed'
 )
 UPDATE runs r
 SET state = 'queued', worker = NULL, lease_until = NULL, available_at = now() + make_interval(secs => $3::float8),
     takeovers = takeovers + $4
-FROM mine WHERE r.session_id = mine.session_id
+WHERE r.session_id = ANY(ARRAY(SELECT session_id FROM mine))

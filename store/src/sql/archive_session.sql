@@ -13,5 +13,5 @@ SELECT s.id, s.owner, s.agent, s.parent_id, s.root_id, s.created_at, json_build_
             'decided_by', c.decided_by, 'created_at', c.created_at, 'started_at', c.started_at,
             'finished_at', c.finished_at, 'settled', c.settled::json) ORDER BY c.turn, c.index), '[]')
         FROM tool_calls c WHERE c.session_id = s.id))::text
-FROM sessions s WHERE s.id = ANY($1)
+FROM sessions s WHERE s.id = $1
 ON CONFLICT DO NOTHING
