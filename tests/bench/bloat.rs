@@ -3,7 +3,8 @@
 //! dead row from being removed.
 //!
 //! Prints steps a second in windows of five seconds and the ratio of the halves, then each table's rows and
-//! size. Usage: `bench bloat [--seconds=60] [--slots=64]`; ten minutes show what autovacuum does about it.
+//! size. Usage: `bench bloat [--seconds=60] [--slots=64] [--rate=0]`; with a rate, so many runs begin a second,
+//! else as many as there are slots for. Ten minutes show what autovacuum does about it.
 
 use std::{
     io::Write as _,
@@ -16,8 +17,11 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use holdfast_store::Store;
 use tokio_postgres::Client;
 
-use crate::{flags, rig, workers};
-use crate::{rig::Rig, workers::Workers};
+use crate::{
+    flags,
+    rig::{self, Rig},
+    workers::{self, Workers},
+};
 
 /// Answers of a session's run; each but the last is two steps.
 const LOOPS: usize = 10;
@@ -32,7 +36,7 @@ const WORKERS: usize = 2;
 const WINDOW: usize = 5;
 
 pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
-    let [seconds, slots] = flags::numbers(arguments, [("seconds", 60), ("slots", 64)])?;
+    let [seconds, slots, rate] = flags::numbers(arguments, [("seconds", 60), ("slots", 64), ("rate", 0)])?;
     let half = seconds / WINDOW / 2;
     ensure!(half >= 2, "--seconds: at least {}", 4 * WINDOW);
     let rig = Rig::start().await?;
@@ -48,7 +52,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let watching = watch(&workers, &holder, half);
     let windows = tokio::select! {
         windows = watching => windows?,
-        failed = load(&store, &workers, slots) => { failed?; Vec::new() }
+        failed = load(&store, &workers, slots, rate) => { failed?; Vec::new() }
     };
     workers.stop().await?;
     // A connection that ends has told all that it counted.
@@ -59,12 +63,16 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Creates sessions for ever, so that the queue is never short of work, nor ever long.
-async fn load(store: &Store, workers: &Workers, slots: usize) -> Result<()> {
-    let created = AtomicUsize::new(0);
+/// Creates sessions for ever: `rate` of them a second or, if that is 0, so many that the queue is never short of
+/// work, nor ever long.
+async fn load(store: &Store, workers: &Workers, slots: usize, rate: usize) -> Result<()> {
+    let (created, began) = (AtomicUsize::new(0), tokio::time::Instant::now());
     let create = || async {
         let before = created.fetch_add(1, Ordering::Relaxed);
-        workers.until_finished(before.saturating_sub(slots * 2)).await?;
+        match rate {
+            0 => workers.until_finished(before.saturating_sub(slots * 2)).await?,
+            _ => tokio::time::sleep_until(began + Duration::from_secs_f64(before as f64 / rate as f64)).await,
+        }
         rig::create(store).await.map(|_| ())
     };
     stream::repeat_with(create).buffer_unordered(CREATORS).try_collect::<()>().await
