@@ -117,6 +117,10 @@ async fn the_servers_errors_are_told_apart() {
     other.batch_execute(sql).await.expect("terminated");
     let error = client.batch_execute("SELECT 1").await.expect_err("terminated");
     assert_eq!(Fault::of(&error), Fault::Unavailable, "{error:?}");
+    // What was used a moment ago isn't asked again whether it works; that it is closed is seen.
+    while !client.is_closed() {
+        tokio::task::yield_now().await;
+    }
     drop(client);
     db.ping().await.expect("the dead connection is replaced");
     cluster.destroy().await.expect("destroyed");
