@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     Store,
     errors::StoreError,
-    idempotency::{self, Begun, Done, Key},
+    idempotency::{self, Done, Key},
     letters::{
         Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, NewEvent, Receipt, insert_blobs, insert_events,
         intake, lock_own, lock_run, take_in,
@@ -113,11 +113,8 @@ async fn create_once(
     let resource = new.id.to_string();
     let begun = idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await?;
     let (current, root) = match begun {
-        Begun::Now(read) => read,
-        Begun::Before { code, resource } => {
-            tx.rollback().await?;
-            return Ok(Done::Before { code, resource });
-        }
+        Done::Now(read) => read,
+        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
     };
     let current = current.ok_or_else(|| StoreError::UnknownAgent(new.agent.clone()))?;
     let revision: String = current.try_get(0)?;
@@ -257,11 +254,8 @@ async fn send_once(
     };
     let resource = format!("{id}/{}", letter.id);
     let (session, run, known) = match idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await? {
-        Begun::Now(read) => read,
-        Begun::Before { code, resource } => {
-            tx.rollback().await?;
-            return Ok(Done::Before { code, resource });
-        }
+        Done::Now(read) => read,
+        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
     };
     if let Some(row) = known {
         let receipt = Receipt { id: letter.id, seq: row.try_get(0)?, duplicate: true };
@@ -419,11 +413,8 @@ async fn change(
     tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN]).await?;
     let reads = async { futures::try_join!(lock_own(&tx, id, caller.owner.as_deref()), lock_run(&tx, id)) };
     let (session, run) = match idempotency::begin(&tx, caller.key.as_ref(), &id.to_string(), reads).await? {
-        Begun::Now(read) => read,
-        Begun::Before { code, resource } => {
-            tx.rollback().await?;
-            return Ok(Done::Before { code, resource });
-        }
+        Done::Now(read) => read,
+        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
     };
     let mut writes = Writes::default();
     work(&tx, &mut writes, &session, run.as_ref()).await?;

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::{
     Store,
     errors::StoreError,
-    letters::corrupt,
+    letters::mode,
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
@@ -118,11 +118,11 @@ pub async fn claim(
     expired: bool,
     rotation: &Rotation,
 ) -> Result<Vec<Lease>, StoreError> {
-    let client = store.lease_client().await?;
     let free = i64::try_from(slots).unwrap_or(i64::MAX);
     let ttl = ttl.as_secs_f64();
     let mut leases = Vec::new();
     if expired {
+        let client = store.lease_client().await?;
         let statement = client.prepare_cached(sql::CLAIM_EXPIRED).await?;
         for row in client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await? {
             leases.push(lease(&row, true)?);
@@ -131,7 +131,6 @@ pub async fn claim(
     let free = free - i64::try_from(leases.len()).unwrap_or(i64::MAX);
     rotation.lock().left = true;
     if free > 0 {
-        drop(client);
         match claim_due(store, Order { worker, free, ttl, agents }, rotation).await {
             Ok(due) => leases.extend(due),
             // What was taken over already has to be known to its holder.
@@ -312,11 +311,6 @@ fn lease(row: &Row, taken_over: bool) -> Result<Lease, StoreError> {
         throttled: false,
         traceparent: row.try_get("traceparent")?,
     })
-}
-
-fn mode(row: &Row) -> Result<Mode, StoreError> {
-    let word: &str = row.try_get("mode")?;
-    Mode::parse(word).ok_or_else(|| corrupt("mode", word))
 }
 
 /// Renews leases by name, for `ttl` from the database's now. Those that are missing from the answer

@@ -21,8 +21,8 @@ use crate::{
     Store,
     errors::StoreError,
     letters::{
-        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_events, lock_runs, lock_sessions, plain,
-        take_in,
+        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_events, lock_run, lock_runs, lock_sessions,
+        plain, take_in,
     },
     retry::against_rivals,
     sql,
@@ -350,8 +350,9 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
     let Some(before) = lock_sessions(&tx, &[id]).await?.pop().filter(|session| !session.deleted) else {
         return Ok(false);
     };
-    let runs = lock_runs(&tx, &[id]).await?;
-    let Some(run) = runs.first().filter(|run| run.claimed && run.epoch == epoch) else { return Ok(false) };
+    let Some(run) = lock_run(&tx, id).await?.filter(|run| run.claimed && run.epoch == epoch) else {
+        return Ok(false);
+    };
     let detail = plain(why, DETAIL_LIMIT);
     let head = (before.turns > 0).then_some(before.turns);
     let mut events = vec![NewEvent::updated(before.version + 1, Status::Failed, Some(&detail), head)];

@@ -33,16 +33,8 @@ pub enum Done<T> {
     },
 }
 
-/// What a command that has begun found: what it needs to know, or that it is a repeat.
-pub(crate) enum Begun<T> {
-    /// It is to be carried out.
-    Now(T),
-    /// It was carried out before; see [`Done::Before`].
-    Before { code: i16, resource: String },
-}
-
 /// Begins a command's transaction with its first reads and locks. If it has a key, that comes first: a
-/// repeat reads nothing.
+/// repeat reads nothing, and its transaction has ended.
 ///
 /// # Errors
 /// [`StoreError::IdempotencyMismatch`] if the key was sent with another request; what `reads` fail with.
@@ -51,15 +43,18 @@ pub(crate) async fn begin<T>(
     key: Option<&Key>,
     resource: &str,
     reads: impl Future<Output = Result<T, StoreError>>,
-) -> Result<Begun<T>, StoreError> {
+) -> Result<Done<T>, StoreError> {
     let Some(key) = key else {
         let ((), read) = futures::try_join!(tx.begin(), reads)?;
-        return Ok(Begun::Now(read));
+        return Ok(Done::Now(read));
     };
     tx.begin().await?;
     match remember(tx, key, resource).await? {
-        Some((code, resource)) => Ok(Begun::Before { code, resource }),
-        None => Ok(Begun::Now(reads.await?)),
+        Some((code, resource)) => {
+            tx.rollback().await?;
+            Ok(Done::Before { code, resource })
+        }
+        None => Ok(Done::Now(reads.await?)),
     }
 }
 

@@ -193,10 +193,9 @@ pub(crate) async fn lock_run_of_token(
 }
 
 fn locked_run(row: &Row) -> Result<LockedRun, StoreError> {
-    let mode: &str = row.try_get("mode")?;
     Ok(LockedRun {
         session: SessionId(row.try_get("session_id")?),
-        mode: Mode::parse(mode).ok_or_else(|| corrupt("mode", mode))?,
+        mode: mode(row)?,
         claimed: row.try_get::<_, &str>("state")? == "claimed",
         wake_seq: row.try_get("wake_seq")?,
         epoch: row.try_get("epoch")?,
@@ -206,6 +205,12 @@ fn locked_run(row: &Row) -> Result<LockedRun, StoreError> {
 /// Locks a session's run, if it has one.
 pub(crate) async fn lock_run(tx: &Transaction, id: SessionId) -> Result<Option<LockedRun>, StoreError> {
     Ok(lock_runs(tx, &[id]).await?.pop())
+}
+
+/// How far the run of a row goes.
+pub(crate) fn mode(row: &Row) -> Result<Mode, StoreError> {
+    let word: &str = row.try_get("mode")?;
+    Mode::parse(word).ok_or_else(|| corrupt("mode", word))
 }
 
 pub(crate) fn corrupt(what: &str, value: &str) -> StoreError {

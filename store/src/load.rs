@@ -14,7 +14,13 @@ use holdfast_engine::{
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError, letters::corrupt, sql, transaction::Parameters};
+use crate::{
+    Store,
+    errors::StoreError,
+    letters::{corrupt, mode},
+    sql,
+    transaction::Parameters,
+};
 
 /// A session and what a worker has to know beside it.
 #[derive(Debug, Clone)]
@@ -109,7 +115,7 @@ fn assemble(
     turns: &[&Row],
     calls: &[&Row],
     mail: &[&Row],
-    mode: Option<&&Row>,
+    run: Option<&&Row>,
 ) -> Result<Loaded, StoreError> {
     let row = head.ok_or(StoreError::UnknownSession)?;
     if row.try_get::<_, bool>("deleted")? {
@@ -146,13 +152,8 @@ fn assemble(
         parent: parent.zip(parent_call).map(|(session, call)| (SessionId(session), CallId(call))),
         settings_rev: row.try_get("settings_rev")?,
         inbox,
-        mode: mode.map(|row| read_mode(row)).transpose()?,
+        mode: run.map(|row| mode(row)).transpose()?,
     })
-}
-
-fn read_mode(row: &Row) -> Result<Mode, StoreError> {
-    let word: &str = row.try_get("mode")?;
-    Mode::parse(word).ok_or_else(|| corrupt("mode", word))
 }
 
 /// Mail of a session above `cursor`, in order, and how far its run goes by then.
@@ -166,13 +167,12 @@ pub async fn mail_above(
 ) -> Result<(Vec<Envelope>, Option<Mode>), StoreError> {
     let client = store.client().await?;
     // Answered in this order, as in [`load`].
-    let (mail, mode) =
+    let (mail, goes) =
         (client.prepare_cached(sql::LOAD_MAIL).await?, client.prepare_cached(sql::LOAD_MODE).await?);
     let ids = vec![id.0];
     let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &cursor], &[&ids]);
-    let (rows, mode) = futures::try_join!(client.query(&mail, of_mail), client.query_opt(&mode, of_mode))?;
-    let mode = mode.as_ref().map(read_mode).transpose()?;
-    Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, mode))
+    let (rows, run) = futures::try_join!(client.query(&mail, of_mail), client.query_opt(&goes, of_mode))?;
+    Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, run.as_ref().map(mode).transpose()?))
 }
 
 /// Blobs of an owner by their digests. Missing ones are missing from the answer.

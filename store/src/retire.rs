@@ -1,5 +1,5 @@
-//! Ageing: closed sessions are archived and deleted, and what was deleted is removed. Whatever there is to
-//! remove, no statement removes more than a bounded number of rows.
+//! Ageing: closed sessions are archived and deleted, and what was deleted is removed, however much it is, in
+//! statements of a bounded number of rows.
 
 use uuid::Uuid;
 

@@ -11,7 +11,7 @@ use crate::{
     Store,
     accept::Caller,
     errors::StoreError,
-    idempotency::{self, Begun, Done},
+    idempotency::{self, Done},
     letters::{
         Ask, Letter, insert_blobs, lock_own, lock_run, lock_run_of_token, lock_session_of_token, take_in,
     },
@@ -107,11 +107,8 @@ async fn complete_once(
     };
     let begun = idempotency::begin(&tx, caller.key.as_ref(), &token.to_string(), locks).await?;
     let (session, run, row) = match begun {
-        Begun::Now(locked) => locked,
-        Begun::Before { code, resource } => {
-            tx.rollback().await?;
-            return Ok(Completion::Done(Done::Before { code, resource }));
-        }
+        Done::Now(locked) => locked,
+        Done::Before { code, resource } => return Ok(Completion::Done(Done::Before { code, resource })),
     };
     let session = session.filter(|session| !session.deleted).ok_or(StoreError::UnknownToken)?;
     let row = row.ok_or(StoreError::UnknownToken)?;

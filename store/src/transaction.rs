@@ -163,7 +163,7 @@ impl Transaction {
     }
 
     /// Ends it without a trace.
-    pub(crate) async fn rollback(self) -> Result<(), StoreError> {
+    pub(crate) async fn rollback(&self) -> Result<(), StoreError> {
         self.batch_execute("ROLLBACK").await?;
         self.open.store(false, Ordering::Relaxed);
         Ok(())

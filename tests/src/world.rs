@@ -106,6 +106,46 @@ pub fn client() -> reqwest::Client {
     reqwest::Client::builder().timeout(ATTEMPT).build().expect("a client without options can be built")
 }
 
+/// Sends a request until it is answered with something else than 503, at most once in `pause`, to the `url` of
+/// each attempt; a POST carries one idempotency key through all of them. `failed` is called for each attempt
+/// that isn't answered.
+pub(crate) async fn until_answered(
+    http: &reqwest::Client,
+    method: &str,
+    body: Option<&Value>,
+    pause: Duration,
+    url: impl Fn() -> String,
+    failed: impl Fn(),
+) -> Result<(u16, Value)> {
+    let key = Uuid::new_v4().to_string();
+    let until = Instant::now() + PATIENCE;
+    let mut pause = tokio::time::interval(pause);
+    loop {
+        pause.tick().await;
+        let url = url();
+        let mut request = http.request(method.parse()?, &url);
+        if method == "POST" {
+            request = request.header("Idempotency-Key", &key);
+        }
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let why = match request.send().await {
+            Ok(answer) if answer.status() == 503 => "503".to_owned(),
+            Ok(answer) => {
+                let status = answer.status().as_u16();
+                match answer.json().await {
+                    Ok(value) => return Ok((status, value)),
+                    Err(error) => format!("{:#}", anyhow::Error::from(error)),
+                }
+            }
+            Err(error) => format!("{:#}", anyhow::Error::from(error)),
+        };
+        failed();
+        ensure!(Instant::now() < until, "{method} {url} isn't answered: {why}");
+    }
+}
+
 /// A node of Holdfast: one process.
 pub struct Node {
     child: Child,
@@ -345,31 +385,8 @@ impl World {
     /// # Errors
     /// If that takes too long; an answer is returned whatever its status.
     pub async fn call(&self, method: &str, url: &str, body: Option<&Value>) -> Result<(u16, Value)> {
-        let key = Uuid::new_v4().to_string();
-        let until = Instant::now() + PATIENCE;
-        let mut pause = tokio::time::interval(Duration::from_millis(100));
-        loop {
-            pause.tick().await;
-            let mut request = self.http.request(method.parse()?, url);
-            if method == "POST" {
-                request = request.header("Idempotency-Key", &key);
-            }
-            if let Some(body) = body {
-                request = request.json(body);
-            }
-            let failed = match request.send().await {
-                Ok(answer) if answer.status() == 503 => "503".to_owned(),
-                Ok(answer) => {
-                    let status = answer.status().as_u16();
-                    match answer.json().await {
-                        Ok(value) => return Ok((status, value)),
-                        Err(error) => error.to_string(),
-                    }
-                }
-                Err(error) => error.to_string(),
-            };
-            ensure!(Instant::now() < until, "{method} {url} isn't answered: {failed}");
-        }
+        let pause = Duration::from_millis(100);
+        until_answered(&self.http, method, body, pause, || url.to_owned(), || {}).await
     }
 
     /// Creates a session with the canonical question.

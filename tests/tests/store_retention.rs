@@ -31,6 +31,18 @@ async fn days_pass(world: &World, days: i32) {
         .expect("aged");
 }
 
+/// Gives a session so many turns more.
+async fn lengthen(world: &World, session: SessionId, turns: i32) {
+    let sql = world.sql().await;
+    sql.execute(
+        "INSERT INTO turns SELECT session_id, 99 + n, gen_random_uuid(), tag, format, body, version, at
+         FROM turns, generate_series(1, $2::integer) n WHERE session_id = $1 AND position = 1",
+        &[&session.0, &turns],
+    )
+    .await
+    .expect("a long history");
+}
+
 async fn sweep(world: &World, terms: Terms) -> u64 {
     let (mut place, mut sessions) = (Uuid::nil(), 0);
     loop {
@@ -138,16 +150,9 @@ async fn a_sweep_goes_over_more_sessions_than_one_look_reads() {
 #[tokio::test]
 async fn rival_purges_leave_no_row_without_its_session() {
     let world = World::new().await;
-    let sql = world.sql().await;
     for _ in 0..20 {
         let session = closed(&world, "hello").await;
-        sql.execute(
-            "INSERT INTO turns SELECT session_id, n, gen_random_uuid(), tag, format, body, version, at
-             FROM turns, generate_series(100, 699) n WHERE session_id = $1 AND position = 1",
-            &[&session.0],
-        )
-        .await
-        .expect("a long history");
+        lengthen(&world, session, 600).await;
         delete(&world.store, &caller(), session, false).await.expect("deleted");
     }
     let rival = async || while purge_deleted(&world.store, -1.0, 50).await.expect("a pass") > 0 {};
@@ -162,14 +167,7 @@ async fn rival_purges_leave_no_row_without_its_session() {
 async fn a_giant_is_removed_in_bounded_statements() {
     let world = World::new().await;
     let session = closed(&world, "hello").await;
-    let sql = world.sql().await;
-    sql.execute(
-        "INSERT INTO turns SELECT session_id, n, gen_random_uuid(), tag, format, body, version, at
-         FROM turns, generate_series(100, 12099) n WHERE session_id = $1 AND position = 1",
-        &[&session.0],
-    )
-    .await
-    .expect("a long history");
+    lengthen(&world, session, 12_000).await;
     delete(&world.store, &caller(), session, false).await.expect("deleted");
     let mut removed = Vec::new();
     loop {

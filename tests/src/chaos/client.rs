@@ -8,13 +8,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::Value;
-use tokio::time::Instant;
-use uuid::Uuid;
 
 use super::dice::Dice;
-use crate::world::{PATIENCE, client};
+use crate::world::{client, until_answered};
 
 /// Where API nodes listen now.
 pub(super) type Addresses = Arc<Mutex<Vec<String>>>;
@@ -49,32 +47,10 @@ impl Client {
     /// # Errors
     /// If that takes longer than a test is patient; an answer is returned whatever its status.
     pub(super) async fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
-        let key = Uuid::new_v4().to_string();
-        let until = Instant::now() + PATIENCE;
-        let mut pause = tokio::time::interval(Duration::from_millis(50));
-        loop {
-            pause.tick().await;
-            let url = format!("{}{path}", self.address());
-            let mut request = self.http.request(method.parse()?, &url).timeout(PATIENCE / 3);
-            if method == "POST" {
-                request = request.header("Idempotency-Key", &key);
-            }
-            if let Some(body) = body {
-                request = request.json(body);
-            }
-            let failed = match request.send().await {
-                Ok(answer) if answer.status() == 503 => "503".to_owned(),
-                Ok(answer) => {
-                    let status = answer.status().as_u16();
-                    match answer.json().await {
-                        Ok(value) => return Ok((status, value)),
-                        Err(error) => format!("{:#}", anyhow::Error::from(error)),
-                    }
-                }
-                Err(error) => format!("{:#}", anyhow::Error::from(error)),
-            };
+        let url = || format!("{}{path}", self.address());
+        let failed = || {
             self.retries.fetch_add(1, Ordering::Relaxed);
-            ensure!(Instant::now() < until, "{method} {path} isn't answered: {failed}");
-        }
+        };
+        until_answered(&self.http, method, body, Duration::from_millis(50), url, failed).await
     }
 }
