@@ -400,3 +400,21 @@ async fn many_claimers_share_many_runs_without_overlap() {
     assert_eq!((leases.len(), epochs.len()), (100, 100));
     assert_eq!(claimed, ids);
 }
+
+#[tokio::test]
+async fn a_command_that_its_caller_leaves_stores_nothing_and_holds_up_nobody() {
+    let world = World::with_connections(1).await;
+    let (left, other) = (world.session().await, world.session().await);
+    let mut sql = world.sql().await;
+    let lock = sql.transaction().await.expect("a transaction");
+    lock.execute("SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE", &[&left.0]).await.expect("locked");
+    // It waits for the lock on the only connection when its caller goes away.
+    let (caller, letter) = (caller(), message("left"));
+    let abandoned = accept::post(&world.store, &caller, left, &letter, Mode::None);
+    let waited = tokio::time::timeout(std::time::Duration::from_millis(300), abandoned).await;
+    assert!(waited.is_err(), "the row is locked");
+    world.post(other, "still here", Mode::None).await;
+    lock.rollback().await.expect("unlocked");
+    assert_eq!(world.count("SELECT count(*) FROM mail WHERE body LIKE '%left%'").await, 0);
+    assert_eq!(world.count("SELECT count(*) FROM mail").await, 1);
+}
