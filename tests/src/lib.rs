@@ -9,4 +9,5 @@ pub mod proxy;
 pub mod sse;
 pub mod step;
 pub mod store;
+pub mod wire;
 pub mod world;

@@ -234,7 +234,15 @@ impl Node {
     /// # Errors
     /// If the system can't say.
     pub fn has_ended(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
+        Ok(self.status()?.is_some())
+    }
+
+    /// How it has ended, if it has.
+    ///
+    /// # Errors
+    /// If the system can't say.
+    pub fn status(&mut self) -> Result<Option<std::process::ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 }
 
@@ -361,7 +369,21 @@ impl World {
         more: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(Node, String)> {
-        let mut arguments = vec!["--database-url".to_owned(), self.url.clone()];
+        self.node_over(&self.url, role, more, environment).await
+    }
+
+    /// As [`World::node`], with another way to the database.
+    ///
+    /// # Errors
+    /// If it doesn't start.
+    pub async fn node_over(
+        &self,
+        url: &str,
+        role: &str,
+        more: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<(Node, String)> {
+        let mut arguments = vec!["--database-url".to_owned(), url.to_owned()];
         if role != "scheduler" {
             arguments.extend(["--agent-file".to_owned(), self.agent.agent_path().display().to_string()]);
         }

@@ -1,107 +1,88 @@
-//! The nodes of the chaos, and what befalls them.
+//! The nodes of the chaos and their database, under the faults that befall them.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use holdfast_store::embedded::StopMode;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    time::{Instant, MissedTickBehavior, interval},
+};
 use tokio_postgres::Client as Postgres;
 
-use super::{client::Addresses, dice::Dice, stage};
-use crate::world::{Node, Signal, World};
+use super::{
+    Size,
+    client::Addresses,
+    dice::Dice,
+    fault::{BETWEEN_FAULTS, Fault},
+    ground::Ground,
+    post::{LOGS_VARIABLE, Post, Remains, Role},
+    stage,
+};
+use crate::{
+    wire::Weather,
+    world::{Node, Signal, World},
+};
 
 /// Seconds of a lease.
 const LEASE_TTL: u64 = 2;
-/// How long a worker stands still: longer than a lease.
-const FROZEN: Duration = Duration::from_millis(3_300);
-/// How long a worker that is told to leave may take.
-const GRACE: &str = "3";
-/// Between two faults.
-const BETWEEN_FAULTS: Duration = Duration::from_millis(700);
-/// What only a fault of Holdfast's own makes a node say.
-const ALARMS: [&str; 3] = ["\"run.broken\"", "panicked at", "couldn't store that the run failed"];
+/// How long a node stands still, or its wire: longer than a lease.
+const STILL: Duration = Duration::from_millis(3_300);
+/// How long a slow wire stays slow.
+const SLOW: Duration = Duration::from_secs(4);
+/// How long the server has no connections left.
+const FULL: Duration = Duration::from_millis(1_500);
 
-/// The variable that names a directory in which the logs of all nodes, and the requests that the model was
-/// sent, are left behind.
-const LOGS_VARIABLE: &str = "HOLDFAST_CHAOS_LOGS";
-
-/// What may befall the nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
-    /// A worker is killed and another one started.
-    KillWorker,
-    /// An API node is killed and another one started.
-    KillApi,
-    /// A worker stands still for longer than its leases last.
-    FreezeWorker,
-    /// A worker is told to leave, and another one started.
-    DrainWorker,
-    /// Some connections to the database are ended by the server.
-    BreakConnections,
-    /// All of them are.
-    BreakAllConnections,
-}
-
-/// One round of faults: every kind befalls the nodes, the likelier ones more often.
-const ROUND: [Fault; 8] = [
-    Fault::KillWorker,
-    Fault::KillWorker,
-    Fault::KillApi,
-    Fault::FreezeWorker,
-    Fault::DrainWorker,
-    Fault::BreakConnections,
-    Fault::BreakConnections,
-    Fault::BreakAllConnections,
-];
-
-struct Worker {
-    node: Node,
-    frozen_until: Option<Instant>,
+/// What passes by itself.
+enum Spell {
+    Frozen(usize),
+    Weather(usize),
+    Full(Vec<Postgres>),
 }
 
 /// Nodes over one database.
 pub(super) struct Fleet {
     world: World,
+    ground: Ground,
     record: PathBuf,
-    workers: Vec<Worker>,
-    apis: Vec<Node>,
+    posts: Vec<Post>,
     addresses: Addresses,
-    scheduler: Node,
-    /// Workers that were told to leave.
+    spells: Vec<(Instant, Spell)>,
+    /// Nodes that were told to leave.
     leaving: Vec<Node>,
-    alarms: Vec<String>,
-    /// What nodes said that are gone.
-    logs: Vec<String>,
+    remains: Remains,
 }
 
 impl Fleet {
-    /// Three workers, two API nodes and a scheduler.
+    /// Workers and API nodes as many as wanted, and a scheduler.
     ///
     /// # Errors
     /// If one of them doesn't start.
-    pub(super) async fn start(database_url: &str) -> Result<Self> {
+    pub(super) async fn start(size: Size) -> Result<Self> {
+        let ground = Ground::start().await?;
         let (model, agent, record) = stage::set().await?;
-        let mut world = World::new(database_url, model, agent);
+        let mut world = World::new("", model, agent);
         world.lease_ttl = LEASE_TTL;
-        let (mut apis, mut addresses) = (Vec::new(), Vec::new());
-        for _ in 0..2 {
-            let (node, address) = world.node("api", &[], &[]).await?;
-            apis.push(node);
-            addresses.push(address);
+        let mut posts = Vec::new();
+        let roles = [(Role::Api, size.apis), (Role::Scheduler, 1), (Role::Worker, size.workers)];
+        for (role, count) in roles {
+            for _ in 0..count {
+                posts.push(Post::fill(role, &world, &ground).await?);
+            }
         }
-        let (scheduler, _) = world.node("scheduler", &[], &[]).await?;
-        let addresses = Arc::new(Mutex::new(addresses));
-        let (workers, leaving, alarms, logs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut fleet = Self { world, record, workers, apis, addresses, scheduler, leaving, alarms, logs };
-        for _ in 0..3 {
-            let node = fleet.worker().await?;
-            fleet.workers.push(Worker { node, frozen_until: None });
-        }
+        let (addresses, spells) = (Arc::default(), Vec::new());
+        let (leaving, remains) = (Vec::new(), Remains::default());
+        let fleet = Self { world, ground, record, posts, addresses, spells, leaving, remains };
+        fleet.tell_addresses();
         Ok(fleet)
+    }
+
+    /// A connection to the database that no fault but the server's end befalls.
+    ///
+    /// # Errors
+    /// As the server has it.
+    pub(super) async fn admin(&self) -> Result<Postgres> {
+        self.ground.connect().await
     }
 
     /// Where the API nodes listen; changes as they come and go.
@@ -109,123 +90,204 @@ impl Fleet {
         Arc::clone(&self.addresses)
     }
 
+    fn tell_addresses(&self) {
+        let apis = self.posts.iter().filter(|post| post.role == Role::Api);
+        let now: Vec<String> = apis.map(|post| post.address.clone()).collect();
+        *self.addresses.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = now;
+    }
+
     /// How often each call was started in a worker, by its idempotency key.
     pub(super) fn effects(&self) -> BTreeMap<String, usize> {
         self.world.agent.effects()
     }
 
-    /// Bodies of the requests that the model was sent, in order.
+    /// The messages of the requests that the model was sent, in order.
     ///
     /// # Errors
     /// If the record can't be read.
     pub(super) async fn requests(&self) -> Result<Vec<serde_json::Value>> {
-        let text = tokio::fs::read_to_string(&self.record).await?;
-        text.lines().map(|line| Ok(serde_json::from_str::<serde_json::Value>(line)?["body"].take())).collect()
-    }
-
-    async fn worker(&self) -> Result<Node> {
-        Ok(self.world.node("worker", &["--shutdown-grace", GRACE], &[]).await?.0)
+        let mut lines = BufReader::new(tokio::fs::File::open(&self.record).await?).lines();
+        let mut requests = Vec::new();
+        while let Some(line) = lines.next_line().await? {
+            let mut entry: serde_json::Value = serde_json::from_str(&line)?;
+            requests.push(serde_json::json!({"messages": entry["body"]["messages"].take()}));
+        }
+        Ok(requests)
     }
 
     /// Lets faults befall the nodes for `duration`, and until every kind did. Returns how many there
     /// were of each.
     ///
     /// # Errors
-    /// If a node can't be started or signalled.
+    /// If a node can't be started or signalled, or the server doesn't come back.
     pub(super) async fn trouble(
         &mut self,
         dice: &mut Dice,
         duration: Duration,
-        admin: &Postgres,
     ) -> Result<BTreeMap<Fault, usize>> {
         let (until, mut counts) = (Instant::now() + duration, BTreeMap::new());
         let mut tick = interval(BETWEEN_FAULTS);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut deck: Vec<Fault> = Vec::new();
+        let mut deck = Fault::round(dice);
         let mut rounds = 0;
-        while Instant::now() < until || rounds < 2 {
+        while Instant::now() < until || rounds < 1 {
             tick.tick().await;
-            self.thaw(Instant::now())?;
+            self.lift(Instant::now())?;
+            self.reap()?;
             let Some(fault) = deck.pop() else {
-                deck.extend(ROUND);
-                dice.shuffle(&mut deck);
+                deck = Fault::round(dice);
                 rounds += 1;
                 continue;
             };
-            self.strike(fault, dice, admin).await.with_context(|| format!("{fault:?}"))?;
+            self.strike(fault, dice).await.with_context(|| format!("{fault:?}"))?;
             *counts.entry(fault).or_insert(0) += 1;
         }
         Ok(counts)
     }
 
-    async fn strike(&mut self, fault: Fault, dice: &mut Dice, admin: &Postgres) -> Result<()> {
-        // One worker at most stands still at a time, so there is always another.
-        let moving: Vec<usize> =
-            (0..self.workers.len()).filter(|at| self.workers[*at].frozen_until.is_none()).collect();
-        let at = *dice.pick(&moving).context("every worker stands still")?;
+    async fn strike(&mut self, fault: Fault, dice: &mut Dice) -> Result<()> {
         match fault {
-            Fault::KillWorker => {
-                self.workers[at].node.kill().await?;
-                let new = self.worker().await?;
-                let old = std::mem::replace(&mut self.workers[at].node, new);
-                self.retire(&old);
+            Fault::KillWorker => self.kill(Role::Worker, dice).await,
+            Fault::KillApi => self.kill(Role::Api, dice).await,
+            Fault::KillScheduler => self.kill(Role::Scheduler, dice).await,
+            Fault::FreezeWorker => self.freeze(Role::Worker, dice),
+            Fault::FreezeApi => self.freeze(Role::Api, dice),
+            Fault::FreezeScheduler => self.freeze(Role::Scheduler, dice),
+            Fault::DrainWorker => self.drain(Role::Worker, dice).await,
+            Fault::DrainApi => self.drain(Role::Api, dice).await,
+            Fault::EndConnections => self.ground.end_connections(4, false).await,
+            Fault::EndAllConnections => self.ground.end_connections(i64::MAX, false).await,
+            Fault::EndListeners => self.ground.end_connections(i64::MAX, true).await,
+            Fault::CutWire => {
+                let at = dice.below(self.posts.len());
+                self.posts[at].wire.cut_all();
+                Ok(())
             }
-            Fault::DrainWorker => {
-                self.workers[at].node.signal(Signal::TERM)?;
-                let new = self.worker().await?;
-                self.leaving.push(std::mem::replace(&mut self.workers[at].node, new));
+            Fault::SlowWire => {
+                let delay = Duration::from_millis(20) + dice.up_to(Duration::from_millis(150));
+                self.weather(Weather::Slow(delay), SLOW, dice);
+                Ok(())
             }
-            Fault::FreezeWorker => {
-                self.thaw(Instant::now() + FROZEN)?;
-                self.workers[at].node.signal(Signal::STOP)?;
-                self.workers[at].frozen_until = Some(Instant::now() + FROZEN);
+            Fault::StallWire => {
+                self.weather(Weather::Stalled, STILL, dice);
+                Ok(())
             }
-            Fault::KillApi => {
-                let at = dice.below(self.apis.len());
-                self.apis[at].kill().await?;
-                let (new, address) = self.world.node("api", &[], &[]).await?;
-                let old = std::mem::replace(&mut self.apis[at], new);
-                self.retire(&old);
-                if let Ok(mut addresses) = self.addresses.lock() {
-                    addresses[at] = address;
-                }
+            Fault::FillServer => {
+                let taken = self.ground.fill().await?;
+                self.spells.push((Instant::now() + FULL, Spell::Full(taken)));
+                Ok(())
             }
-            Fault::BreakConnections => break_connections(admin, 4).await?,
-            Fault::BreakAllConnections => break_connections(admin, i64::MAX).await?,
+            Fault::RestartFast => self.restart(StopMode::Fast).await,
+            Fault::RestartImmediate => self.restart(StopMode::Immediate).await,
+        }
+    }
+
+    /// A place of this role at which nothing holds, or any.
+    fn pick(&self, role: Role, dice: &mut Dice) -> Result<usize> {
+        let all: Vec<usize> = (0..self.posts.len()).filter(|at| self.posts[*at].role == role).collect();
+        let frozen = |at: &usize| {
+            self.spells.iter().any(|(_, spell)| matches!(spell, Spell::Frozen(one) if one == at))
+        };
+        let moving: Vec<usize> = all.iter().copied().filter(|at| !frozen(at)).collect();
+        let places = if moving.is_empty() { &all } else { &moving };
+        dice.pick(places).copied().context("no node of this role")
+    }
+
+    async fn kill(&mut self, role: Role, dice: &mut Dice) -> Result<()> {
+        let at = self.pick(role, dice)?;
+        self.posts[at].kill(&self.world, &mut self.remains).await?;
+        self.tell_addresses();
+        Ok(())
+    }
+
+    /// Lets a node stand still; the one of its role that did so before goes on.
+    fn freeze(&mut self, role: Role, dice: &mut Dice) -> Result<()> {
+        let same =
+            |posts: &[Post], spell: &Spell| matches!(spell, Spell::Frozen(at) if posts[*at].role == role);
+        let (over, rest) =
+            std::mem::take(&mut self.spells).into_iter().partition(|(_, spell)| same(&self.posts, spell));
+        self.spells = rest;
+        self.end(over)?;
+        let at = self.pick(role, dice)?;
+        self.posts[at].signal(Signal::STOP)?;
+        self.spells.push((Instant::now() + STILL, Spell::Frozen(at)));
+        Ok(())
+    }
+
+    /// Tells a node to leave once another one has taken its place.
+    async fn drain(&mut self, role: Role, dice: &mut Dice) -> Result<()> {
+        let at = self.pick(role, dice)?;
+        self.posts[at].complain(&mut self.remains)?;
+        let old = self.posts[at].replace(&self.world).await?;
+        self.tell_addresses();
+        old.signal(Signal::TERM)?;
+        self.leaving.push(old);
+        Ok(())
+    }
+
+    fn weather(&mut self, weather: Weather, lasts: Duration, dice: &mut Dice) {
+        let at = dice.below(self.posts.len());
+        self.posts[at].wire.set(weather);
+        self.spells.push((Instant::now() + lasts, Spell::Weather(at)));
+    }
+
+    async fn restart(&mut self, mode: StopMode) -> Result<()> {
+        // A server that has no connection left can't be asked to stop in order for long.
+        self.spells.retain(|(_, spell)| !matches!(spell, Spell::Full(_)));
+        self.ground.restart(mode).await
+    }
+
+    /// Ends the spells whose time has come by `now`.
+    fn lift(&mut self, now: Instant) -> Result<()> {
+        let (over, rest) = std::mem::take(&mut self.spells).into_iter().partition(|(until, _)| *until <= now);
+        self.spells = rest;
+        self.end(over)
+    }
+
+    fn end(&mut self, spells: Vec<(Instant, Spell)>) -> Result<()> {
+        for (_, spell) in spells {
+            match spell {
+                Spell::Frozen(at) => self.posts[at].signal(Signal::CONT)?,
+                Spell::Weather(at) => self.posts[at].wire.set(Weather::Fair),
+                Spell::Full(taken) => drop(taken),
+            }
         }
         Ok(())
     }
 
-    /// Lets workers go on whose time has come by `now`.
-    fn thaw(&mut self, now: Instant) -> Result<()> {
-        for worker in &mut self.workers {
-            if worker.frozen_until.is_some_and(|until| until <= now) {
-                worker.node.signal(Signal::CONT)?;
-                worker.frozen_until = None;
-            }
+    /// Takes leave of nodes that have left.
+    fn reap(&mut self) -> Result<()> {
+        let mut left = Vec::new();
+        for mut node in std::mem::take(&mut self.leaving) {
+            if node.has_ended()? { left.push(node) } else { self.leaving.push(node) }
+        }
+        for mut node in left {
+            self.bury(&mut node)?;
         }
         Ok(())
     }
 
-    /// Lets every worker go on that stands still, and waits for those that leave.
+    fn bury(&mut self, node: &mut Node) -> Result<()> {
+        if let Some(status) = node.status()?.filter(|status| !status.success()) {
+            let log = node.log_text();
+            self.remains.alarms.push(format!("a node that was told to leave ended with {status}: {log}"));
+        }
+        self.remains.take(node);
+        Ok(())
+    }
+
+    /// Ends every spell, and waits for the nodes that leave.
     ///
     /// # Errors
-    /// If one of them doesn't end by itself, in order.
+    /// If one of them doesn't end by itself.
     pub(super) async fn calm(&mut self) -> Result<()> {
-        self.thaw(Instant::now() + FROZEN)?;
+        let spells = std::mem::take(&mut self.spells);
+        self.end(spells)?;
         for mut node in std::mem::take(&mut self.leaving) {
-            let status = node.ended().await?;
-            ensure!(status.success(), "a worker that left ended with {status}: {}", node.log_text());
-            self.retire(&node);
+            node.ended().await?;
+            self.bury(&mut node)?;
         }
         Ok(())
-    }
-
-    fn retire(&mut self, node: &Node) {
-        let text = node.log_text();
-        let alarms = text.lines().filter(|line| ALARMS.iter().any(|alarm| line.contains(alarm)));
-        self.alarms.extend(alarms.map(str::to_owned));
-        self.logs.push(text);
     }
 
     /// What nodes said that only a fault of Holdfast's own makes them say, and nodes that ended by
@@ -234,40 +296,23 @@ impl Fleet {
     /// # Errors
     /// If the system can't say whether a node has ended.
     pub(super) fn alarms(&mut self) -> Result<Vec<String>> {
-        let mut alarms = std::mem::take(&mut self.alarms);
-        let workers = self.workers.iter_mut().map(|worker| &mut worker.node);
-        for node in workers.chain(&mut self.apis).chain([&mut self.scheduler]) {
-            if node.has_ended()? {
-                alarms.push(format!("a node ended by itself: {}", node.log_text()));
-            }
-            let text = node.log_text();
-            let said = text.lines().filter(|line| ALARMS.iter().any(|alarm| line.contains(alarm)));
-            alarms.extend(said.map(str::to_owned));
+        ensure!(self.leaving.is_empty(), "it isn't calm yet");
+        for post in &mut self.posts {
+            post.complain(&mut self.remains)?;
+            self.remains.take(&post.node);
         }
-        Ok(alarms)
+        Ok(std::mem::take(&mut self.remains.alarms))
     }
 }
 
 impl Drop for Fleet {
     fn drop(&mut self) {
         if let Some(dir) = std::env::var_os(LOGS_VARIABLE).map(PathBuf::from) {
-            let workers = self.workers.iter().map(|worker| &worker.node);
-            let nodes = workers.chain(&self.apis).chain(&self.leaving).chain([&self.scheduler]);
-            let logs = self.logs.iter().cloned().chain(nodes.map(Node::log_text));
-            for (number, log) in logs.enumerate() {
-                let _ = std::fs::write(dir.join(format!("node-{number}.log")), log);
+            for post in &self.posts {
+                self.remains.take(&post.node);
             }
             let _ = std::fs::copy(&self.record, dir.join("requests.jsonl"));
         }
         let _ = std::fs::remove_file(&self.record);
     }
-}
-
-async fn break_connections(admin: &Postgres, most: i64) -> Result<()> {
-    let sql = "SELECT pg_terminate_backend(pid) FROM (
-                   SELECT pid FROM pg_stat_activity
-                   WHERE application_name LIKE 'holdfast-%' AND datname = current_database()
-                   ORDER BY random() LIMIT $1) AS chosen";
-    admin.query(sql, &[&most]).await?;
-    Ok(())
 }

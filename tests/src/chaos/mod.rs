@@ -7,8 +7,11 @@
 mod check;
 mod client;
 mod dice;
+mod fault;
 mod fleet;
+mod ground;
 mod player;
+mod post;
 mod stage;
 mod story;
 
@@ -20,11 +23,12 @@ use tokio::time::{Instant, interval};
 use tokio_postgres::Client as Postgres;
 use uuid::Uuid;
 
-pub use self::fleet::Fault;
+pub use self::fault::Fault;
 use self::{client::Client, dice::Dice, fleet::Fleet, player::Player, story::Story};
-use crate::{cluster::Database, sse::Follower};
+use crate::sse::Follower;
 
-/// Sessions whose events somebody follows from their creation on, through all faults.
+/// Sessions whose events somebody follows from their creation on, through all faults, at least; in large runs
+/// one in a hundred.
 const FOLLOWED: usize = 8;
 /// How long sessions may take to come to rest once nothing befalls the nodes any more.
 const REST: Duration = Duration::from_secs(90);
@@ -42,6 +46,22 @@ pub struct Size {
     pub sessions: usize,
     /// How many of them at once.
     pub at_once: usize,
+    /// How many workers there are.
+    pub workers: usize,
+    /// How many API nodes.
+    pub apis: usize,
+}
+
+impl Size {
+    /// What every change can afford.
+    pub fn small(seed: u64) -> Self {
+        Self { seed, seconds: 25, sessions: 60, at_once: 12, workers: 3, apis: 2 }
+    }
+
+    /// An hour.
+    pub fn large(seed: u64) -> Self {
+        Self { seed, seconds: 3_600, sessions: 10_000, at_once: 48, workers: 4, apis: 3 }
+    }
 }
 
 /// What a run came to.
@@ -61,13 +81,12 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Plays sessions over a fresh database in trouble and checks what is promised once all is quiet.
+/// Plays sessions over a database in trouble and checks what is promised once all is quiet.
 ///
 /// # Errors
 /// If the run itself can't be carried out; broken promises are in the outcome.
-pub async fn run(database: &Database, size: Size) -> Result<Outcome> {
-    let admin = database.connect().await;
-    let mut fleet = Fleet::start(database.url()).await?;
+pub async fn run(size: Size) -> Result<Outcome> {
+    let mut fleet = Fleet::start(size).await?;
     let client = Arc::new(Client::new(fleet.addresses(), size.seed));
     let trouble_time = Duration::from_secs(size.seconds);
     let mut dice = Dice::part(size.seed, u64::MAX);
@@ -75,15 +94,16 @@ pub async fn run(database: &Database, size: Size) -> Result<Outcome> {
         play(&client, fleet.addresses(), size),
         // The nodes are other processes, so nothing here waits for what befalls them.
         Box::pin(async {
-            let counts = fleet.trouble(&mut dice, trouble_time, &admin).await?;
+            let counts = fleet.trouble(&mut dice, trouble_time).await?;
             fleet.calm().await?;
             anyhow::Ok((fleet, counts))
         })
     )?;
+    let admin = fleet.admin().await?;
     let stories = Box::pin(rest(&client, &admin, size, stories)).await?;
     let mut report = check::Report::default();
-    for line in fleet.alarms()? {
-        report.violation(format!("a node said: {line}"));
+    for alarm in fleet.alarms()? {
+        report.violation(alarm);
     }
     Box::pin(check::all(&mut report, &admin, &mut fleet, &stories, &followers)).await?;
     Box::pin(check::finds_faults(&mut report, &admin, &stories)).await?;
@@ -104,14 +124,14 @@ async fn play(
     let each = Duration::from_secs(size.seconds) / u32::try_from(rounds.max(1))?;
     // Pauses last half of the most on average; the rest of the time goes into the requests themselves.
     let pace = each / REQUESTS;
+    let every = size.sessions.div_ceil(FOLLOWED.max(size.sessions / 100));
     let players = stream::iter(0..size.sessions).map(|number| {
         let addresses = Arc::clone(&addresses);
         async move {
             let player = Player::create(client, size.seed, number, pace).await?;
             let id = player.story.id;
             let path = format!("/v1/sessions/{id}/events?after=0");
-            let follower = (number % size.sessions.div_ceil(FOLLOWED) == 0)
-                .then(|| (id, Follower::start(addresses, path)));
+            let follower = (number % every == 0).then(|| (id, Follower::start(addresses, path)));
             let story = player.play().await.with_context(|| format!("session {number}"))?;
             anyhow::Ok((story, follower))
         }
