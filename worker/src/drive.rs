@@ -18,6 +18,7 @@ use holdfast_store::{
     commit::{Commit, Outcome, RunAfter},
     letters::Letter,
     load::{self, Loaded},
+    plant::{self, Mistake},
 };
 use tokio::time::{Duration, Instant};
 use tracing::Instrument;
@@ -396,7 +397,9 @@ impl Driver<'_> {
     /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
     /// before anything was started: whoever claims the run next recovers them.
     async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
-        self.keep().await?;
+        if starts.is_empty() || !plant::made(Mistake::EffectBeforeCommit) {
+            self.keep().await?;
+        }
         if !starts.is_empty() {
             self.shared.store.at("tools.before").await;
         }

@@ -91,6 +91,19 @@ impl Fault {
         }
     }
 
+    /// Whether whoever brings it needs a connection to the server, which then can't be full.
+    pub(super) fn needs_connection(self) -> bool {
+        matches!(
+            self,
+            Self::EndConnections
+                | Self::EndAllConnections
+                | Self::EndListeners
+                | Self::FillServer
+                | Self::RestartFast
+                | Self::RestartImmediate
+        )
+    }
+
     /// One round, in an order of chance.
     pub(super) fn round(dice: &mut Dice) -> Vec<Fault> {
         let mut deck: Vec<Fault> =

@@ -17,6 +17,7 @@ use super::{
     fault::{BETWEEN_FAULTS, Fault},
     ground::Ground,
     post::{LOGS_VARIABLE, Post, Remains, Role},
+    spells::{Spell, Spells},
     stage,
 };
 use crate::{
@@ -33,13 +34,6 @@ const SLOW: Duration = Duration::from_secs(4);
 /// How long the server has no connections left.
 const FULL: Duration = Duration::from_millis(1_500);
 
-/// What passes by itself.
-enum Spell {
-    Frozen(usize),
-    Weather(usize),
-    Full(Vec<Postgres>),
-}
-
 /// Nodes over one database.
 pub(super) struct Fleet {
     world: World,
@@ -47,7 +41,7 @@ pub(super) struct Fleet {
     record: PathBuf,
     posts: Vec<Post>,
     addresses: Addresses,
-    spells: Vec<(Instant, Spell)>,
+    spells: Spells,
     /// Nodes that were told to leave.
     leaving: Vec<Node>,
     remains: Remains,
@@ -70,7 +64,7 @@ impl Fleet {
                 posts.push(Post::fill(role, &world, &ground).await?);
             }
         }
-        let (addresses, spells) = (Arc::default(), Vec::new());
+        let (addresses, spells) = (Arc::default(), Spells::none());
         let (leaving, remains) = (Vec::new(), Remains::default());
         let fleet = Self { world, ground, record, posts, addresses, spells, leaving, remains };
         fleet.tell_addresses();
@@ -132,7 +126,6 @@ impl Fleet {
         let mut rounds = 0;
         while Instant::now() < until || rounds < 1 {
             tick.tick().await;
-            self.lift(Instant::now())?;
             self.reap()?;
             let Some(fault) = deck.pop() else {
                 deck = Fault::round(dice);
@@ -146,6 +139,9 @@ impl Fleet {
     }
 
     async fn strike(&mut self, fault: Fault, dice: &mut Dice) -> Result<()> {
+        if fault.needs_connection() {
+            self.spells.lift(|spell| matches!(spell, Spell::Full(_)));
+        }
         match fault {
             Fault::KillWorker => self.kill(Role::Worker, dice).await,
             Fault::KillApi => self.kill(Role::Api, dice).await,
@@ -174,21 +170,18 @@ impl Fleet {
             }
             Fault::FillServer => {
                 let taken = self.ground.fill().await?;
-                self.spells.push((Instant::now() + FULL, Spell::Full(taken)));
+                self.spells.cast(FULL, Spell::Full(taken));
                 Ok(())
             }
-            Fault::RestartFast => self.restart(StopMode::Fast).await,
-            Fault::RestartImmediate => self.restart(StopMode::Immediate).await,
+            Fault::RestartFast => self.ground.restart(StopMode::Fast).await,
+            Fault::RestartImmediate => self.ground.restart(StopMode::Immediate).await,
         }
     }
 
     /// A place of this role at which nothing holds, or any.
     fn pick(&self, role: Role, dice: &mut Dice) -> Result<usize> {
         let all: Vec<usize> = (0..self.posts.len()).filter(|at| self.posts[*at].role == role).collect();
-        let frozen = |at: &usize| {
-            self.spells.iter().any(|(_, spell)| matches!(spell, Spell::Frozen(one) if one == at))
-        };
-        let moving: Vec<usize> = all.iter().copied().filter(|at| !frozen(at)).collect();
+        let moving: Vec<usize> = all.iter().copied().filter(|at| !self.spells.is_frozen(*at)).collect();
         let places = if moving.is_empty() { &all } else { &moving };
         dice.pick(places).copied().context("no node of this role")
     }
@@ -202,15 +195,12 @@ impl Fleet {
 
     /// Lets a node stand still; the one of its role that did so before goes on.
     fn freeze(&mut self, role: Role, dice: &mut Dice) -> Result<()> {
-        let same =
-            |posts: &[Post], spell: &Spell| matches!(spell, Spell::Frozen(at) if posts[*at].role == role);
-        let (over, rest) =
-            std::mem::take(&mut self.spells).into_iter().partition(|(_, spell)| same(&self.posts, spell));
-        self.spells = rest;
-        self.end(over)?;
+        let posts = &self.posts;
+        self.spells.lift(|spell| matches!(spell, Spell::Frozen(at, _) if posts[*at].role == role));
         let at = self.pick(role, dice)?;
-        self.posts[at].signal(Signal::STOP)?;
-        self.spells.push((Instant::now() + STILL, Spell::Frozen(at)));
+        let pid = self.posts[at].node.process()?;
+        self.posts[at].node.signal(Signal::STOP)?;
+        self.spells.cast(STILL, Spell::Frozen(at, pid));
         Ok(())
     }
 
@@ -228,31 +218,7 @@ impl Fleet {
     fn weather(&mut self, weather: Weather, lasts: Duration, dice: &mut Dice) {
         let at = dice.below(self.posts.len());
         self.posts[at].wire.set(weather);
-        self.spells.push((Instant::now() + lasts, Spell::Weather(at)));
-    }
-
-    async fn restart(&mut self, mode: StopMode) -> Result<()> {
-        // A server that has no connection left can't be asked to stop in order for long.
-        self.spells.retain(|(_, spell)| !matches!(spell, Spell::Full(_)));
-        self.ground.restart(mode).await
-    }
-
-    /// Ends the spells whose time has come by `now`.
-    fn lift(&mut self, now: Instant) -> Result<()> {
-        let (over, rest) = std::mem::take(&mut self.spells).into_iter().partition(|(until, _)| *until <= now);
-        self.spells = rest;
-        self.end(over)
-    }
-
-    fn end(&mut self, spells: Vec<(Instant, Spell)>) -> Result<()> {
-        for (_, spell) in spells {
-            match spell {
-                Spell::Frozen(at) => self.posts[at].signal(Signal::CONT)?,
-                Spell::Weather(at) => self.posts[at].wire.set(Weather::Fair),
-                Spell::Full(taken) => drop(taken),
-            }
-        }
-        Ok(())
+        self.spells.cast(lasts, Spell::Weather(Arc::clone(&self.posts[at].wire)));
     }
 
     /// Takes leave of nodes that have left.
@@ -281,8 +247,7 @@ impl Fleet {
     /// # Errors
     /// If one of them doesn't end by itself.
     pub(super) async fn calm(&mut self) -> Result<()> {
-        let spells = std::mem::take(&mut self.spells);
-        self.end(spells)?;
+        self.spells.lift(|_| true);
         for mut node in std::mem::take(&mut self.leaving) {
             node.ended().await?;
             self.bury(&mut node)?;

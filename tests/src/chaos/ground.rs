@@ -31,8 +31,13 @@ impl Ground {
     pub(super) async fn start() -> Result<Self> {
         ensure_installed().await?;
         let dir = tempfile::Builder::new().prefix("holdfast-chaos-").tempdir()?;
-        let settings =
-            [("max_connections", MAX_CONNECTIONS.to_string()), ("deadlock_timeout", "100ms".into())];
+        // A server that stops waits for connections that haven't said yet who they are: those that a stalled
+        // wire holds up would keep it for a minute.
+        let settings = [
+            ("max_connections", MAX_CONNECTIONS.to_string()),
+            ("deadlock_timeout", "100ms".to_owned()),
+            ("authentication_timeout", "3s".to_owned()),
+        ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).to_vec();
         let options = EmbeddedOptions { settings, ..EmbeddedOptions::new(dir.path()) };
         let cluster = Cluster::start(options).await?;

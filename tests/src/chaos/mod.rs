@@ -12,12 +12,13 @@ mod fleet;
 mod ground;
 mod player;
 mod post;
+mod spells;
 mod stage;
 mod story;
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::time::{Instant, interval};
 use tokio_postgres::Client as Postgres;
@@ -31,7 +32,7 @@ use crate::sse::Follower;
 /// one in a hundred.
 const FOLLOWED: usize = 8;
 /// How long sessions may take to come to rest once nothing befalls the nodes any more.
-const REST: Duration = Duration::from_secs(90);
+const REST: Duration = Duration::from_secs(60);
 /// Requests of clients to a session, roughly: their pauses are made to fill the time.
 const REQUESTS: u32 = 7;
 
@@ -100,8 +101,8 @@ pub async fn run(size: Size) -> Result<Outcome> {
         })
     )?;
     let admin = fleet.admin().await?;
-    let stories = Box::pin(rest(&client, &admin, size, stories)).await?;
     let mut report = check::Report::default();
+    let stories = Box::pin(rest(&mut report, &client, &admin, size, stories)).await?;
     for alarm in fleet.alarms()? {
         report.violation(alarm);
     }
@@ -142,7 +143,13 @@ async fn play(
 }
 
 /// Brings every session to its end: what is held goes on, what is open is completed.
-async fn rest(client: &Arc<Client>, admin: &Postgres, size: Size, stories: Vec<Story>) -> Result<Vec<Story>> {
+async fn rest(
+    report: &mut check::Report,
+    client: &Arc<Client>,
+    admin: &Postgres,
+    size: Size,
+    stories: Vec<Story>,
+) -> Result<Vec<Story>> {
     let until = Instant::now() + REST;
     let mut tick = interval(Duration::from_millis(250));
     let mut stories: BTreeMap<Uuid, Story> = stories.into_iter().map(|story| (story.id, story)).collect();
@@ -155,10 +162,13 @@ async fn rest(client: &Arc<Client>, admin: &Postgres, size: Size, stories: Vec<S
         for row in admin.query(sql, &[]).await? {
             stuck.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
         }
+        if Instant::now() >= until {
+            report.violation(format!("sessions don't come to rest: {stuck:?}"));
+            stuck.clear();
+        }
         if stuck.is_empty() {
             return Ok(stories.into_values().collect());
         }
-        ensure!(Instant::now() < until, "sessions don't come to rest: {stuck:?}");
         let quiet = stuck.into_iter().filter(|(_, _, active)| !active);
         let mut moves = Vec::new();
         for (id, status, _) in quiet {

@@ -1,6 +1,6 @@
 //! A place for a node: whoever fills it, it has one role and one wire to the database.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Result;
 use tokio::time::Instant;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::ground::Ground;
 use crate::{
     wire::Wire,
-    world::{Node, PATIENCE, Signal, World},
+    world::{Node, PATIENCE, World},
 };
 
 /// What a node does.
@@ -61,7 +61,7 @@ impl Remains {
 /// A place for a node.
 pub(super) struct Post {
     pub(super) role: Role,
-    pub(super) wire: Wire,
+    pub(super) wire: Arc<Wire>,
     pub(super) node: Node,
     /// Where it listens.
     pub(super) address: String,
@@ -74,7 +74,7 @@ impl Post {
     /// # Errors
     /// If the node doesn't start.
     pub(super) async fn fill(role: Role, world: &World, ground: &Ground) -> Result<Self> {
-        let wire = Wire::to(ground.address()).await?;
+        let wire = Arc::new(Wire::to(ground.address()).await?);
         let url = ground.url_by(wire.address())?;
         let (node, address) = start(role, world, &url).await?;
         Ok(Self { role, wire, node, address, url })
@@ -111,14 +111,6 @@ impl Post {
             remains.alarms.push(format!("a {} ended by itself: {}", self.role.name(), self.node.log_text()));
         }
         Ok(())
-    }
-
-    /// Signals the node.
-    ///
-    /// # Errors
-    /// If it is gone.
-    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
-        self.node.signal(signal)
     }
 }
 
