@@ -65,19 +65,22 @@ pub async fn complete(
     report: &Report,
     resume: bool,
 ) -> Result<Done<SessionId>, StoreError> {
-    match against_rivals(|| complete_once(store, caller, token, report, resume)).await? {
-        Completion::Done(done) => {
-            if let Done::Now(session) = done {
-                store.announce(session, true);
+    loop {
+        match against_rivals(|| complete_once(store, caller, token, report, resume)).await? {
+            Completion::Done(done) => {
+                if let Done::Now(session) = done {
+                    store.announce(session, true);
+                }
+                return Ok(done);
             }
-            Ok(done)
-        }
-        // Whoever meets an overdue token expires it, in a transaction that remembers no key.
-        Completion::Overdue(session) => {
-            if against_rivals(|| expire_once(store, token, session)).await? {
-                store.announce(session, true);
+            // Whoever meets an overdue token expires it, in a transaction that remembers no key. If somebody
+            // else closes it first, another look says how.
+            Completion::Overdue(session) => {
+                if against_rivals(|| expire_once(store, token, session)).await? {
+                    store.announce(session, true);
+                    return Err(StoreError::TokenExpired);
+                }
             }
-            Err(StoreError::TokenExpired)
         }
     }
 }

@@ -40,6 +40,8 @@ const ROOMS: &[(&str, &[&str])] = &[
             "holdfast",
         ],
     ),
+    // The rules as they are meant to be, told apart from the code that follows them.
+    ("holdfast-models", &[]),
 ];
 
 /// A crate of the workspace as cargo has it.

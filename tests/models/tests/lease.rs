@@ -1,0 +1,108 @@
+//! The lease's model: the protocol as it is keeps every promise in every state, and each classic mistake
+//! breaks the promise that is there to prevent it.
+#![expect(clippy::print_stdout, reason = "sizes and traces are for reading, with --nocapture")]
+
+use holdfast_models::{
+    check::{check, check_one},
+    lease::{Action, Lease, Variant},
+};
+
+/// More states than a search may visit.
+const LIMIT: usize = 2_000_000;
+
+#[test]
+fn the_lease_keeps_its_promises_in_every_state() {
+    let report = check(&Lease(Variant::Correct), LIMIT);
+    println!("{} states, {} actions, depth {}", report.states, report.actions, report.depth);
+    println!("{:#?}", report.kinds);
+    if let Some(broken) = &report.broken {
+        panic!("{broken}");
+    }
+    assert!(report.states > 1_000_000, "only {} states", report.states);
+    assert_eq!(report.missing::<Action>(), Vec::<&str>::new(), "kinds of actions that never occurred");
+}
+
+/// The mistake breaks the promise, and it takes few actions to show it.
+fn breaks(variant: Variant, promise: &str) {
+    let report = check_one(&Lease(variant), LIMIT, promise);
+    println!("{variant:?}: {} states", report.states);
+    let broken = report.broken.unwrap_or_else(|| panic!("{variant:?} keeps the promise that {promise}"));
+    println!("{broken}");
+    assert_eq!(broken.promise, promise);
+    assert!(broken.trace.len() <= 16, "a shortest way of {} actions", broken.trace.len());
+}
+
+#[test]
+fn a_commit_without_its_epoch_is_stored_under_anothers_lease() {
+    breaks(Variant::NoEpochInCommit, "a stale holder stores nothing");
+}
+
+#[test]
+fn a_fence_read_before_the_transaction_lets_two_write_one_version() {
+    breaks(Variant::FenceBeforeTransaction, "a version has one writer");
+}
+
+#[test]
+fn a_heartbeat_by_worker_keeps_a_claim_that_nobody_heard_of() {
+    breaks(Variant::HeartbeatByWorker, "a claim that nobody heard of ends within a TTL");
+}
+
+#[test]
+fn a_release_without_its_epoch_takes_the_successors_lease() {
+    breaks(Variant::ReleaseWithoutEpoch, "an effect begins under its lease");
+}
+
+#[test]
+fn a_claim_that_doesnt_look_again_takes_a_lease_that_stands() {
+    breaks(Variant::ClaimWithoutRecheck, "an effect begins under its lease");
+}
+
+#[test]
+fn expired_leases_that_nobody_looks_for_leave_a_run_unfinished() {
+    breaks(Variant::NoTakeover, "the run can be finished");
+}
+
+#[test]
+fn a_lost_lease_tried_anew_stores_under_the_successors_lease() {
+    breaks(Variant::LostLeaseTriedAnew, "a stale holder stores nothing");
+}
+
+#[test]
+fn a_commit_sent_again_under_a_new_id_is_stored_twice() {
+    breaks(Variant::ResentUnderNewId, "a step is stored once");
+}
+
+#[test]
+fn a_doubtful_commit_taken_for_stored_begins_an_effect_that_nothing_recorded() {
+    breaks(Variant::DoubtTakenForSuccess, "an effect begins after its start is stored");
+}
+
+#[test]
+fn an_effect_before_its_commit_isnt_recorded() {
+    breaks(Variant::EffectBeforeCommit, "an effect begins after its start is stored");
+}
+
+#[test]
+fn an_effect_before_its_commit_begins_again_after_a_death() {
+    breaks(Variant::EffectBeforeCommit, "an effect begins at most once");
+}
+
+#[test]
+fn a_running_call_that_begins_again_begins_twice() {
+    breaks(Variant::RunningCallBeginsAgain, "an effect begins at most once");
+}
+
+#[test]
+fn without_a_deadline_an_effect_begins_under_anothers_lease() {
+    breaks(Variant::NoDeadline, "an effect begins under its lease");
+}
+
+#[test]
+fn a_deadline_counted_from_the_answer_is_too_late() {
+    breaks(Variant::DeadlineFromAnswer, "an effect begins under its lease");
+}
+
+#[test]
+fn a_deadline_by_a_wall_clock_that_is_behind_is_too_late() {
+    breaks(Variant::DeadlineByWallClock, "an effect begins under its lease");
+}
