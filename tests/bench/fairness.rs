@@ -33,7 +33,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
         [("backlog", 3000), ("samples", 20), ("owners", 1000), ("runs", 10), ("slots", 8), ("model-ms", 20)];
     let [backlog, samples, owners, runs, slots, thinks] = flags::numbers(arguments, known)?;
     let rig = Rig::start().await?;
-    let mut model = Model::start(Duration::from_millis(u64::try_from(thinks)?), false).await?;
+    let mut model = Model::start(Duration::from_millis(u64::try_from(thinks)?), 0).await?;
     let file = nodes::agent_file(&rig, &model)?;
     let store = rig::store(&rig.url, "bench", CLIENTS).await?;
     // Runs can be queued before a worker knows the agent.

@@ -18,13 +18,14 @@ mod raw;
 mod resume;
 mod rig;
 mod samples;
+mod takeover;
 mod workers;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 
-const USAGE: &str = "usage: bench engine|growth|resume|parked|fanout|fairness|bloat [FLAGS]";
+const USAGE: &str = "usage: bench engine|growth|resume|parked|fanout|fairness|bloat|takeover [FLAGS]";
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -53,6 +54,7 @@ async fn measure(program: &str, flags: &[String]) -> Result<()> {
         "parked" => Box::pin(parked::measure(flags)).await,
         "fanout" => Box::pin(fanout::measure(flags)).await,
         "fairness" => Box::pin(fairness::measure(flags)).await,
+        "takeover" => Box::pin(takeover::measure(flags)).await,
         "bloat" => Box::pin(bloat::measure(flags)).await,
         _ => anyhow::bail!(USAGE),
     }

@@ -30,20 +30,20 @@ pub(crate) struct Model {
 #[derive(Debug, Clone, Copy)]
 struct Manner {
     thinks: Duration,
-    defers: bool,
+    rounds: usize,
 }
 
 impl Model {
-    /// Serves a model that thinks for so long before each answer. One that `defers` answers a session first
-    /// with a call of a tool that it wasn't offered; all other answers are text.
-    pub(crate) async fn start(thinks: Duration, defers: bool) -> Result<Self> {
+    /// Serves a model that thinks for so long before each answer. Its first `rounds` answers to a session are
+    /// calls of a tool that it wasn't offered; all others are text.
+    pub(crate) async fn start(thinks: Duration, rounds: usize) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/v1", listener.local_addr()?);
         let (tell, asked) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 // A connection that breaks is the worker's to open again.
-                tokio::spawn(serve(socket, tell.clone(), Manner { thinks, defers }));
+                tokio::spawn(serve(socket, tell.clone(), Manner { thinks, rounds }));
             }
         });
         Ok(Self { url, asked })
@@ -76,7 +76,7 @@ async fn serve(mut socket: TcpStream, tell: mpsc::UnboundedSender<Asked>, manner
         let prompt = of("user").next().and_then(|message| message["content"].as_str()).unwrap_or_default();
         let asked = Asked { at: began.context("no request")?, prompt: prompt.to_owned() };
         tell.send(asked)?;
-        let message = match manner.defers && of("assistant").next().is_none() {
+        let message = match of("assistant").count() < manner.rounds {
             true => json!({"role": "assistant", "tool_calls": [
                 {"id": "call_0", "type": "function", "function": {"name": "ask_somebody", "arguments": "{}"}}]}),
             false => json!({"role": "assistant", "content": "done"}),

@@ -34,10 +34,19 @@ pub(crate) struct Node {
 
 /// Writes the file of [`AGENT`], which defers whatever the model calls.
 pub(crate) fn agent_file(rig: &Rig, model: &Model) -> Result<PathBuf> {
+    written(rig, model, &json!({"tag": "defer", "reason": "somebody decides"}))
+}
+
+/// Writes the file of [`AGENT`], which has no tool: whatever the model calls fails, and the model is asked on.
+pub(crate) fn looping_agent_file(rig: &Rig, model: &Model) -> Result<PathBuf> {
+    written(rig, model, &json!({"tag": "runSync"}))
+}
+
+fn written(rig: &Rig, model: &Model, default: &Value) -> Result<PathBuf> {
     let path = rig.dir().join("served.json");
     let agent = json!({
         "slug": AGENT, "flavor": "OpenAI", "modelUrl": model.url, "modelName": "bench",
-        "toolCallPolicyConfig": {"default": {"tag": "defer", "reason": "somebody decides"}}
+        "toolCallPolicyConfig": {"default": default}
     });
     std::fs::write(&path, agent.to_string())?;
     Ok(path)

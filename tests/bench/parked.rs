@@ -58,7 +58,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
         "give --samples less, or --before and --sessions more"
     );
     let rig = Rig::start().await?;
-    let model = Model::start(Duration::ZERO, false).await?;
+    let model = Model::start(Duration::ZERO, 0).await?;
     let file = nodes::agent_file(&rig, &model)?;
     let worker = Node::start(&rig, &file, "worker", &[]).await?;
     let api = Node::start(&rig, &file, "api", &[]).await?;

@@ -28,7 +28,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let [samples] = flags::numbers(arguments, [("samples", 200)])?;
     let rig = Rig::start().await?;
     let mut floor = Floor::new(&rig).await?;
-    let model = Model::start(Duration::ZERO, true).await?;
+    let model = Model::start(Duration::ZERO, 1).await?;
     let agent = nodes::agent_file(&rig, &model)?;
     let _worker = Node::start(&rig, &agent, "worker", &[]).await?;
     let api = Node::start(&rig, &agent, "api", &[]).await?;

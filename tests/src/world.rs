@@ -414,8 +414,20 @@ impl World {
     /// # Errors
     /// If that takes too long; an answer is returned whatever its status.
     pub async fn call(&self, method: &str, url: &str, body: Option<&Value>) -> Result<(u16, Value)> {
+        self.call_over(method, &mut || url.to_owned(), body).await
+    }
+
+    /// As [`World::call`], each attempt to the URL that it is told.
+    async fn call_over(
+        &self,
+        method: &str,
+        url: &mut (dyn FnMut() -> String + Send),
+        body: Option<&Value>,
+    ) -> Result<(u16, Value)> {
         let pause = Duration::from_millis(100);
-        until_answered(&self.http, method, body, pause, || url.to_owned(), || {}).await
+        let url = Mutex::new(url);
+        let next = || url.lock().map(|mut url| url()).unwrap_or_default();
+        until_answered(&self.http, method, body, pause, next, || {}).await
     }
 
     /// Creates a session with the canonical question.
@@ -423,10 +435,19 @@ impl World {
     /// # Errors
     /// If it isn't answered with 201.
     pub async fn create(&self, api: &str) -> Result<Uuid> {
+        self.create_over(&mut || api.to_owned()).await
+    }
+
+    /// As [`World::create`], each attempt at the node that it is told.
+    ///
+    /// # Errors
+    /// If it isn't answered with 201.
+    pub async fn create_over(&self, api: &mut (dyn FnMut() -> String + Send)) -> Result<Uuid> {
         let slug = fs::read_to_string(self.agent.agent_path())?;
         let slug: Value = serde_json::from_str(&slug)?;
         let body = json!({"agent": slug["slug"], "prompt": "fetch the local and the remote data"});
-        let (status, view) = self.call("POST", &format!("{api}/v1/sessions"), Some(&body)).await?;
+        let (status, view) =
+            self.call_over("POST", &mut || format!("{}/v1/sessions", api()), Some(&body)).await?;
         ensure!(status == 201, "{status} {view}");
         Ok(view["session_id"].as_str().context("no id")?.parse()?)
     }
@@ -436,7 +457,12 @@ impl World {
     /// # Errors
     /// If it isn't answered with 200.
     pub async fn view(&self, api: &str, id: Uuid) -> Result<Value> {
-        let (status, view) = self.call("GET", &format!("{api}/v1/sessions/{id}"), None).await?;
+        self.view_over(&mut || api.to_owned(), id).await
+    }
+
+    async fn view_over(&self, api: &mut (dyn FnMut() -> String + Send), id: Uuid) -> Result<Value> {
+        let (status, view) =
+            self.call_over("GET", &mut || format!("{}/v1/sessions/{id}", api()), None).await?;
         ensure!(status == 200, "{status} {view}");
         Ok(view)
     }
@@ -446,11 +472,24 @@ impl World {
     /// # Errors
     /// If that takes too long, or the session has failed instead.
     pub async fn until(&self, api: &str, id: Uuid, wanted: &str) -> Result<Value> {
+        self.until_over(&mut || api.to_owned(), id, wanted).await
+    }
+
+    /// As [`World::until`], each look at the node that it is told.
+    ///
+    /// # Errors
+    /// If that takes too long, or the session has failed instead.
+    pub async fn until_over(
+        &self,
+        api: &mut (dyn FnMut() -> String + Send),
+        id: Uuid,
+        wanted: &str,
+    ) -> Result<Value> {
         let until = Instant::now() + PATIENCE;
         let mut pause = tokio::time::interval(Duration::from_millis(50));
         loop {
             pause.tick().await;
-            let view = self.view(api, id).await?;
+            let view = self.view_over(api, id).await?;
             if view["status"] == wanted {
                 return Ok(view);
             }
@@ -465,8 +504,22 @@ impl World {
     /// If it is refused.
     pub async fn complete(&self, api: &str, token: &str, result: &str, wait: bool) -> Result<Value> {
         let query = if wait { "?wait=true&timeout=30" } else { "" };
-        let url = format!("{api}/v1/continuations/{token}{query}");
-        let (status, view) = self.call("POST", &url, Some(&json!({"result": result}))).await?;
+        self.complete_over(&mut || api.to_owned(), &format!("{token}{query}"), result).await
+    }
+
+    /// As [`World::complete`], each attempt at the node that it is told.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub async fn complete_over(
+        &self,
+        api: &mut (dyn FnMut() -> String + Send),
+        token: &str,
+        result: &str,
+    ) -> Result<Value> {
+        let body = json!({"result": result});
+        let mut url = || format!("{}/v1/continuations/{token}", api());
+        let (status, view) = self.call_over("POST", &mut url, Some(&body)).await?;
         let retried = status == 409 && view["same_result"] == true;
         ensure!(matches!(status, 200 | 202) || retried, "{status} {view}");
         Ok(view)
