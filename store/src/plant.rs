@@ -3,6 +3,9 @@
 //!
 //! `HOLDFAST_PLANT` names the one mistake that a process makes.
 
+/// Whether this build can make mistakes.
+pub const PLANTED: bool = cfg!(feature = "planted-mistakes");
+
 /// A mistake, planted where somebody might make it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {

@@ -5,6 +5,8 @@
 pub mod chaos;
 pub mod cluster;
 pub mod gates;
+pub mod load;
+pub mod planted;
 pub mod proxy;
 pub mod sse;
 pub mod step;

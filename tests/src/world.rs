@@ -47,6 +47,21 @@ pub fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The binary of the previous release, which the test command builds from the commit that
+/// `tests/previous-release` names.
+///
+/// # Errors
+/// If it isn't there.
+pub fn previous_binary() -> Result<PathBuf> {
+    let me = std::env::current_exe()?;
+    let path = me
+        .ancestors()
+        .map(|dir| dir.join("previous/holdfast"))
+        .find(|path| path.is_file())
+        .context("the previous release is not built; tests/build-previous builds it")?;
+    Ok(path)
+}
+
 /// The canonical script: three calls first, then an answer that names their results.
 pub const CANONICAL: &str = r#"{"rules": [
     {"when": {"turn": 0}, "reply": {"tool_calls": [
@@ -160,7 +175,20 @@ impl Node {
     /// # Errors
     /// If the binary can't be run.
     pub fn start(role: &str, arguments: &[String], environment: &[(String, String)]) -> Result<Self> {
-        let mut command = Command::new(binary()?);
+        Self::start_from(&binary()?, role, arguments, environment)
+    }
+
+    /// As [`Node::start`], from another binary.
+    ///
+    /// # Errors
+    /// If it can't be run.
+    pub fn start_from(
+        binary: &Path,
+        role: &str,
+        arguments: &[String],
+        environment: &[(String, String)],
+    ) -> Result<Self> {
+        let mut command = Command::new(binary);
         command.arg(role).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.envs(environment.iter().cloned()).env_remove("DATABASE_URL").kill_on_drop(true);
         let mut child = command.spawn()?;
@@ -390,6 +418,21 @@ impl World {
         more: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(Node, String)> {
+        self.node_from(&binary()?, url, role, more, environment).await
+    }
+
+    /// As [`World::node_over`], from another binary.
+    ///
+    /// # Errors
+    /// If it doesn't start.
+    pub async fn node_from(
+        &self,
+        binary: &Path,
+        url: &str,
+        role: &str,
+        more: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<(Node, String)> {
         let mut arguments = vec!["--database-url".to_owned(), url.to_owned()];
         if role != "scheduler" {
             arguments.extend(["--agent-file".to_owned(), self.agent.agent_path().display().to_string()]);
@@ -403,7 +446,7 @@ impl World {
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
         let environment: Vec<(String, String)> =
             environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let mut node = Node::start(role, &arguments, &environment)?;
+        let mut node = Node::start_from(binary, role, &arguments, &environment)?;
         let bind = node.started().await?;
         Ok((node, format!("http://{bind}")))
     }

@@ -123,3 +123,27 @@ async fn a_drained_worker_hands_its_runs_over_at_once() -> Result<()> {
     world.until(&api, id, "waiting_external").await?;
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_its_worker_left_behind_is_not_started_again() -> Result<()> {
+    let database = fresh_database().await;
+    let world = World::canonical(database.url(), false).await?;
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    // The tool has run, and the worker dies with its result.
+    let (_doomed, _) = world.node("worker", &[], &[("HOLDFAST_CRASH_AT", "tool.done:1")]).await?;
+    let id = world.create(&api).await?;
+    let (_worker, _) = world.node("worker", &[], &[]).await?;
+    let waiting = world.until(&api, id, "waiting_external").await?;
+    world.complete(&api, &token(&waiting, "fetch_remote_a")?, "A", false).await?;
+    let view = world.complete(&api, &token(&waiting, "fetch_remote_b")?, "B", true).await?;
+    let answer = answer(&view)?;
+    ensure!(answer.starts_with("local: Error: orphaned: ") && answer.ends_with(" a: A b: B"), "{answer}");
+    let effects = world.agent.effects();
+    ensure!(effects.len() == 1 && effects.values().all(|starts| *starts == 1), "{effects:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn this_flow_catches_planted_mistakes() -> anyhow::Result<()> {
+    holdfast_tests::planted::check(holdfast_tests::planted::Suite::Flow).await
+}

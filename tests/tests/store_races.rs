@@ -418,3 +418,8 @@ async fn a_command_that_its_caller_leaves_stores_nothing_and_holds_up_nobody() {
     assert_eq!(world.count("SELECT count(*) FROM mail WHERE body LIKE '%left%'").await, 0);
     assert_eq!(world.count("SELECT count(*) FROM mail").await, 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn these_races_catch_planted_mistakes() -> anyhow::Result<()> {
+    holdfast_tests::planted::check(holdfast_tests::planted::Suite::Races).await
+}

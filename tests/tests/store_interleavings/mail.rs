@@ -5,6 +5,7 @@ use holdfast_store::{
     accept,
     commit::{Outcome, RunAfter},
     idempotency::Done,
+    load,
 };
 use holdfast_tests::{
     gates::{Stopper, until_queued},
@@ -62,6 +63,23 @@ async fn mail_before_an_ends_lock_lets_the_run_go_on() {
 #[tokio::test]
 async fn mail_before_a_parks_lock_lets_the_run_go_on() {
     mail_before_the_release(park()).await;
+}
+
+#[tokio::test]
+async fn mail_during_a_step_is_there_for_whoever_takes_over() {
+    let world = World::new().await;
+    let session = world.asked("hello").await;
+    let (holder, committing, stopper) = about_to(&world, RunAfter::Keep, "commit.begun").await;
+    let seq = world.post(session, "and another thing", Mode::UntilBlocked).await.seq;
+    stopper.release();
+    let outcome = committing.await.expect("ended").expect("an outcome");
+    assert!(matches!(outcome, Outcome::Stored { released: false, .. }), "{outcome:?}");
+    // The worker dies with what it knows: all that is left is what is stored.
+    drop(holder);
+    let loaded = load::load(&world.store, session).await.expect("loaded");
+    let unread: Vec<i64> = loaded.inbox.iter().map(|letter| letter.seq).collect();
+    assert_eq!(unread, (loaded.session.cursor + 1..=seq).collect::<Vec<_>>());
+    assert_eq!(unread.last(), Some(&seq));
 }
 
 async fn mail_behind_the_release(run: RunAfter, left_over: i64) {

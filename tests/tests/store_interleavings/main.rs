@@ -7,4 +7,5 @@ mod fencing;
 mod holds;
 mod mail;
 mod parents;
+mod planted;
 mod tokens;

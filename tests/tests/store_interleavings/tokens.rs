@@ -304,10 +304,10 @@ async fn an_overdue_token_is_expired_by_whoever_meets_it_first() {
 
 #[tokio::test]
 async fn who_meets_an_overdue_token_that_a_cancel_closes_first_hears_of_the_cancel() {
-    let world = World::new().await;
     let long_ago = Utc::now() - TimeDelta::hours(1);
     // The server wakes the cancel when the completer's look ends; the expiry that follows may still be quicker.
     for _ in 0..50 {
+        let world = World::new().await;
         let (session, _, token) = world.waiting_since(long_ago, "ask_soon_anna").await;
         let barrier = Barrier::on(&world.database, session).await;
         let completed = completing(&world, token);
