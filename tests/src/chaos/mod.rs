@@ -153,6 +153,12 @@ async fn rest(
     let until = Instant::now() + REST;
     let mut tick = interval(Duration::from_millis(250));
     let mut stories: BTreeMap<Uuid, Story> = stories.into_iter().map(|story| (story.id, story)).collect();
+    for row in admin.query("SELECT id FROM sessions", &[]).await? {
+        let id: Uuid = row.try_get(0)?;
+        if !stories.contains_key(&id) {
+            report.violation(format!("nobody created session {id}"));
+        }
+    }
     loop {
         tick.tick().await;
         let sql = "SELECT s.id, s.status, r.session_id IS NOT NULL FROM sessions s
@@ -162,6 +168,7 @@ async fn rest(
         for row in admin.query(sql, &[]).await? {
             stuck.push((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
         }
+        stuck.retain(|(id, ..)| stories.contains_key(id));
         if Instant::now() >= until {
             report.violation(format!("sessions don't come to rest: {stuck:?}"));
             stuck.clear();
@@ -170,11 +177,8 @@ async fn rest(
             return Ok(stories.into_values().collect());
         }
         let quiet = stuck.into_iter().filter(|(_, _, active)| !active);
-        let mut moves = Vec::new();
-        for (id, status, _) in quiet {
-            let story = stories.remove(&id).with_context(|| format!("nobody created session {id}"))?;
-            moves.push((story, status));
-        }
+        let moves = quiet.filter_map(|(id, status, _)| Some((stories.remove(&id)?, status)));
+        let moves: Vec<(Story, String)> = moves.collect();
         let moved = stream::iter(moves).map(|(story, status)| async move {
             match status.as_str() {
                 "waiting_external" => Player::finish(client, size.seed, story).await,
