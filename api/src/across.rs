@@ -25,7 +25,7 @@ use crate::{
     error::{Answer, ApiError},
     extract::Asked,
     limits,
-    metrics::Counted,
+    metrics::{Counted, delayed},
     render::Renderer,
     sse::{self, Replay, Source, frame},
     state::{Api, Shared},
@@ -97,6 +97,7 @@ pub(crate) async fn stream(
         ticks,
         first,
         place,
+        live_from: now.xid,
         queue: VecDeque::new(),
         renderer: Renderer::default(),
         _counted: counted,
@@ -162,6 +163,8 @@ struct FeedStream {
     first: Option<Bytes>,
     /// The last event that was sent.
     place: Place,
+    /// Events of this transaction and of later ones appeared while the client was connected.
+    live_from: i64,
     queue: VecDeque<EventRow>,
     renderer: Renderer,
     _counted: Counted,
@@ -212,6 +215,9 @@ impl FeedStream {
         let data = self.renderer.data(&self.api, event).await?;
         let place = Place { xid: event.xid, session: event.session_id, seq: event.seq, ..self.place };
         let frame = frame(Some(&id(place)), &event.kind, &data);
+        if event.xid >= self.live_from {
+            delayed(&self.api.metrics.feed_delay, event.at);
+        }
         self.place = place;
         self.queue.pop_front();
         Ok(Some(frame))

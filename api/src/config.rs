@@ -3,6 +3,7 @@
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::http::{Uri, uri::Scheme};
+use prometheus::Registry;
 
 use crate::limits;
 
@@ -27,6 +28,8 @@ pub struct Config {
     pub metrics_bind: Option<SocketAddr>,
     /// How long requests may take to end after a shutdown begins.
     pub shutdown_grace: Duration,
+    /// Where the node counts; `/metrics` shows all of it.
+    pub registry: Registry,
 }
 
 impl Default for Config {
@@ -41,6 +44,7 @@ impl Default for Config {
             max_body: limits::MAX_BODY,
             metrics_bind: None,
             shutdown_grace: Duration::from_secs(10),
+            registry: Registry::new(),
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     extract::{Asked, SessionPath},
     hub::{Seen, Watch},
     limits,
-    metrics::Counted,
+    metrics::{Counted, delayed},
     render::{Renderer, snapshot},
     sse::{self, Replay, Source, frame},
     state::Shared,
@@ -86,6 +86,7 @@ pub(crate) async fn stream(
         watch,
         first,
         after,
+        live_after: row.event_seq,
         head,
         queue: queue.into(),
         renderer: Renderer::knowing(row),
@@ -133,6 +134,8 @@ struct SessionStream {
     first: Option<Bytes>,
     /// The last event that was sent.
     after: i64,
+    /// Events above this one happened while the client was connected.
+    live_after: i64,
     /// Position of the newest turn that the client knows of, as far as this stream can tell.
     head: i64,
     queue: VecDeque<EventRow>,
@@ -194,6 +197,9 @@ impl SessionStream {
                 return Err(error);
             }
         };
+        if event.seq > self.live_after {
+            delayed(&self.api.metrics.session_delay, event.at);
+        }
         self.after = event.seq;
         self.head = self.head.max(head(&event));
         self.ended = event.kind == "session.deleted";

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use holdfast_store::{StoreError, migrate, sessions::Census};
+use prometheus::TextEncoder;
 use serde::Serialize;
 use tokio::time::timeout;
 use utoipa::ToSchema;
@@ -105,7 +106,9 @@ pub(crate) async fn metrics(State(api): State<Shared>, extensions: Extensions) -
 
 /// The same for whoever can connect.
 pub(crate) async fn metrics_text(State(api): State<Shared>) -> Answer<Response> {
-    let text = api.metrics.text(&api).await.map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    let text = TextEncoder::new()
+        .encode_to_string(&api.gather().await)
+        .map_err(|error| StoreError::Corrupt(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response())
 }
 

@@ -40,5 +40,5 @@ pub use config::{Config, ConfigError};
 pub use limits::MAX_BODY;
 pub use peer::Peer;
 pub use routes::{openapi, router};
-pub use serve::{ServeError, serve};
+pub use serve::{Bound, ServeError, serve};
 pub use state::{Api, Shared};

@@ -1,12 +1,19 @@
-//! What `/metrics` shows of this node.
+//! What `/metrics` shows of this node, and of the cluster as its database has it.
 
 use std::time::Duration;
 
-use holdfast_store::sessions::Census;
+use chrono::{DateTime, Utc};
+use holdfast_store::{
+    Store, StoreError,
+    cluster::{self, Class, Due, Standing},
+    sessions::Census,
+    status::{self, FeedState},
+};
 use prometheus::{
-    Encoder, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     core::Collector,
 };
+use tokio::time::Instant;
 
 use crate::{
     error::{Answer, ApiError},
@@ -14,18 +21,35 @@ use crate::{
     state::Api,
 };
 
-/// The collectors of a node, in a registry of its own.
+/// The collectors of a node.
 pub(crate) struct Metrics {
-    registry: Registry,
     requests: IntCounterVec,
     seconds: HistogramVec,
     pub(crate) streams: IntGauge,
     pub(crate) waiters: IntGauge,
     watched: IntGauge,
+    pub(crate) session_delay: Histogram,
+    pub(crate) feed_delay: Histogram,
+    cluster: Cluster,
+}
+
+/// What is the same at every node. Without labels they are vectors too, so that they can be missing.
+struct Cluster {
+    up: IntGauge,
     runs: IntGaugeVec,
-    oldest_due: IntGauge,
-    continuations: IntGauge,
-    connections: IntGaugeVec,
+    due: IntGaugeVec,
+    oldest_due: GaugeVec,
+    oldest_due_micros: IntGaugeVec,
+    workers: IntGaugeVec,
+    slots: IntGaugeVec,
+    continuations: IntGaugeVec,
+    oldest_continuation: GaugeVec,
+    overdue: GaugeVec,
+    feed_lag: GaugeVec,
+    held_back: IntGaugeVec,
+    /// When they were last read, whether or not there was an answer. Held while they are read, so that
+    /// several who watch ask once.
+    read_at: tokio::sync::Mutex<Option<Instant>>,
 }
 
 /// Counts one while it lives.
@@ -52,47 +76,39 @@ impl Drop for Counted {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
-        let registry = Registry::new();
+    /// Makes the collectors and registers them.
+    pub(crate) fn new(registry: &Registry) -> Self {
         let request = ["method", "route", "status"];
         let buckets = vec![0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
-        let seconds = HistogramOpts::new(
-            "holdfast_http_request_duration_seconds",
-            "Time to the answer's head, waiting included.",
-        );
         let gauge = |name: &str, help: &str| {
-            add(&registry, IntGauge::new(name, help).expect("the name is a valid metric name"))
+            add(registry, IntGauge::new(name, help).expect("the name is a valid metric name"))
         };
-        let gauges = |name: &str, help: &str, labels: &[&str]| {
-            let gauges = IntGaugeVec::new(Opts::new(name, help), labels);
-            add(&registry, gauges.expect("the names are valid metric names"))
+        let histograms = |name: &str, help: &str, labels: &[&str]| {
+            let opts = HistogramOpts::new(name, help).buckets(buckets.clone());
+            add(registry, HistogramVec::new(opts, labels).expect("the names are valid metric names"))
         };
         let requests = IntCounterVec::new(
             Opts::new("holdfast_http_requests_total", "Requests by method, route and status."),
             &request,
         );
+        let delays = histograms(
+            "holdfast_stream_delay_seconds",
+            "From an event's transaction to its sending on a stream that follows live.",
+            &["stream"],
+        );
         Self {
-            requests: add(&registry, requests.expect("the names are valid metric names")),
-            seconds: add(
-                &registry,
-                HistogramVec::new(seconds.buckets(buckets), &request[..2])
-                    .expect("the names are valid metric names"),
+            requests: add(registry, requests.expect("the names are valid metric names")),
+            seconds: histograms(
+                "holdfast_http_request_duration_seconds",
+                "Time to the answer's head, waiting included.",
+                &request[..2],
             ),
             streams: gauge("holdfast_http_streams_open", "Event streams that are open."),
             waiters: gauge("holdfast_http_waiters", "Requests that wait for something to happen."),
             watched: gauge("holdfast_sessions_watched", "Sessions that streams or requests wait for."),
-            runs: gauges("holdfast_runs", "Runs by state, over all nodes.", &["state"]),
-            oldest_due: gauge(
-                "holdfast_queue_oldest_due_microseconds",
-                "How long the oldest due run has waited for a worker.",
-            ),
-            continuations: gauge("holdfast_continuations_open", "Deferred calls that are open."),
-            connections: gauges(
-                "holdfast_store_connections",
-                "Database connections of this process by pool and use.",
-                &["pool", "use"],
-            ),
-            registry,
+            session_delay: delays.with_label_values(&["session"]),
+            feed_delay: delays.with_label_values(&["feed"]),
+            cluster: Cluster::new(registry),
         }
     }
 
@@ -102,47 +118,155 @@ impl Metrics {
         self.seconds.with_label_values(&[method, route]).observe(took.as_secs_f64());
     }
 
-    /// Everything as Prometheus reads it; counts of the queue are missing while the database is away or slow.
-    pub(crate) async fn text(&self, api: &Api) -> Result<String, prometheus::Error> {
+    /// Brings up to date what isn't counted as it happens.
+    pub(crate) async fn refresh(&self, api: &Api) {
         self.watched.set(signed(api.hub.watched()));
-        match tokio::time::timeout(limits::METRICS_WAIT, api.census()).await {
-            Ok(Ok(counts)) => self.queue(&counts),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "the queue couldn't be counted");
-                self.runs.reset();
-            }
-            Err(_) => {
-                tracing::debug!("the queue couldn't be counted in time");
-                self.runs.reset();
-            }
-        }
-        let db = api.store.db();
-        let hot = db.hot_status();
-        let uses = [("hot", hot.size, hot.available), ("read", size(db.read().size()), db.read().num_idle())];
-        for (pool, size, idle) in uses {
-            self.connections.with_label_values(&[pool, "idle"]).set(signed(idle));
-            self.connections.with_label_values(&[pool, "busy"]).set(signed(size.saturating_sub(idle)));
-        }
-        // The rest of the process counts in the default registry.
-        let mut families = prometheus::gather();
-        families.extend(self.registry.gather());
-        let mut text = Vec::new();
-        TextEncoder::new().encode(&families, &mut text)?;
-        Ok(String::from_utf8_lossy(&text).into_owned())
-    }
-
-    fn queue(&self, counts: &Census) {
-        let states = [("claimed", counts.claimed), ("queued", counts.queued), ("parked", counts.parked)];
-        for (state, count) in states {
-            self.runs.with_label_values(&[state]).set(count);
-        }
-        self.oldest_due.set(counts.oldest_due_micros);
-        self.continuations.set(counts.open_continuations);
+        self.cluster.refresh(api).await;
     }
 }
 
+/// Notes how long an event has taken from its transaction to a stream. Clocks differ a little: an event from
+/// the future has taken no time.
+pub(crate) fn delayed(delays: &Histogram, at: DateTime<Utc>) {
+    delays.observe((Utc::now() - at).to_std().unwrap_or_default().as_secs_f64());
+}
+
+impl Cluster {
+    fn new(registry: &Registry) -> Self {
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let gauges = IntGaugeVec::new(Opts::new(name, help), labels);
+            add(registry, gauges.expect("the names are valid metric names"))
+        };
+        let seconds = |name: &str, help: &str, labels: &[&str]| {
+            let gauges = GaugeVec::new(Opts::new(name, help), labels);
+            add(registry, gauges.expect("the names are valid metric names"))
+        };
+        let up = IntGauge::new("holdfast_database_up", "Whether the cluster-wide numbers could be read.");
+        Self {
+            up: add(registry, up.expect("the name is a valid metric name")),
+            runs: gauges("holdfast_runs", "Runs by state, over all nodes.", &["state"]),
+            due: gauges("holdfast_queue_due_runs", "Runs that are due and wait, by class.", &["class"]),
+            oldest_due: seconds(
+                "holdfast_queue_oldest_due_seconds",
+                "How long the oldest due run of a class has waited for a worker.",
+                &["class"],
+            ),
+            oldest_due_micros: gauges(
+                "holdfast_queue_oldest_due_microseconds",
+                "How long the oldest due run has waited for a worker.",
+                &[],
+            ),
+            workers: gauges("holdfast_workers", "Workers that were heard of within a minute.", &[]),
+            slots: gauges("holdfast_workers_slots", "Slots of all workers, by use.", &["use"]),
+            continuations: gauges("holdfast_continuations_open", "Deferred calls that are open.", &[]),
+            oldest_continuation: seconds(
+                "holdfast_continuations_oldest_seconds",
+                "Age of the oldest open deferred call.",
+                &[],
+            ),
+            overdue: seconds(
+                "holdfast_continuations_overdue_seconds",
+                "For how long the most overdue open deferred call should have been expired.",
+                &[],
+            ),
+            feed_lag: seconds(
+                "holdfast_feed_lag_seconds",
+                "How far the feed across sessions is behind.",
+                &[],
+            ),
+            held_back: gauges(
+                "holdfast_feed_held_back_events",
+                "Events that the feed across sessions can't show yet.",
+                &[],
+            ),
+            read_at: tokio::sync::Mutex::default(),
+        }
+    }
+
+    async fn refresh(&self, api: &Api) {
+        let mut read_at = self.read_at.lock().await;
+        if read_at.is_some_and(|at| at.elapsed() < limits::CENSUS_AGE) {
+            return;
+        }
+        let read = tokio::time::timeout(limits::METRICS_WAIT, read(api)).await;
+        *read_at = Some(Instant::now());
+        match read {
+            Ok(Ok(numbers)) => self.show(&numbers),
+            failed => {
+                let why = failed.map_or_else(
+                    |_| "no answer in time".to_owned(),
+                    |failed| failed.map_or_else(|error| error.to_string(), |_| String::new()),
+                );
+                tracing::debug!(why, "the cluster couldn't be counted");
+                self.hide();
+            }
+        }
+    }
+
+    fn show(&self, numbers: &Numbers) {
+        let Numbers { census, due, standing, feed } = numbers;
+        self.up.set(1);
+        let states = [("claimed", census.claimed), ("queued", census.queued), ("parked", census.parked)];
+        for (state, count) in states {
+            self.runs.with_label_values(&[state]).set(count);
+        }
+        for (class, due) in Class::ALL.into_iter().zip(due) {
+            self.due.with_label_values(&[class.word()]).set(due.runs);
+            self.oldest_due.with_label_values(&[class.word()]).set(seconds(due.oldest_micros));
+        }
+        let none: &[&str] = &[];
+        self.oldest_due_micros.with_label_values(none).set(census.oldest_due_micros);
+        self.workers.with_label_values(none).set(standing.workers);
+        self.slots.with_label_values(&["held"]).set(standing.held);
+        self.slots.with_label_values(&["free"]).set((standing.slots - standing.held).max(0));
+        self.continuations.with_label_values(none).set(census.open_continuations);
+        self.oldest_continuation.with_label_values(none).set(seconds(standing.oldest_continuation_micros));
+        self.overdue.with_label_values(none).set(seconds(standing.overdue_micros));
+        self.feed_lag.with_label_values(none).set(seconds(feed.lag_micros));
+        self.held_back.with_label_values(none).set(feed.held_back);
+    }
+
+    /// Numbers that nobody knows any more aren't told.
+    fn hide(&self) {
+        self.up.set(0);
+        for counts in [
+            &self.runs,
+            &self.due,
+            &self.oldest_due_micros,
+            &self.workers,
+            &self.slots,
+            &self.continuations,
+            &self.held_back,
+        ] {
+            counts.reset();
+        }
+        for times in [&self.oldest_due, &self.oldest_continuation, &self.overdue, &self.feed_lag] {
+            times.reset();
+        }
+    }
+}
+
+/// What the database knows of the cluster.
+struct Numbers {
+    census: Census,
+    due: [Due; Class::ALL.len()],
+    standing: Standing,
+    feed: FeedState,
+}
+
+/// One after the other, on one connection at a time: clients' requests need the others.
+async fn read(api: &Api) -> Result<Numbers, StoreError> {
+    let store: &Store = &api.store;
+    Ok(Numbers {
+        census: api.census().await?,
+        due: cluster::due(store).await?,
+        standing: cluster::standing(store).await?,
+        feed: status::feed(store).await?,
+    })
+}
+
 fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {
-    registry.register(Box::new(collector.clone())).expect("every name is registered once, in this module");
+    registry.register(Box::new(collector.clone())).expect("a registry serves one node");
     collector
 }
 
@@ -150,8 +274,9 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn size(count: u32) -> usize {
-    usize::try_from(count).unwrap_or(usize::MAX)
+#[expect(clippy::cast_precision_loss, reason = "a duration for people, in whole microseconds below 2^53")]
+fn seconds(micros: i64) -> f64 {
+    micros as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -48,8 +48,19 @@ pub enum ServeError {
     Io(#[from] io::Error),
 }
 
+/// A node that has begun to listen.
+#[derive(Debug, Clone)]
+pub struct Bound {
+    /// Where it serves over TCP.
+    pub bind: SocketAddr,
+    /// Where its metrics are served, if they have an address of their own.
+    pub metrics: Option<SocketAddr>,
+    /// The node, which can say what it counts.
+    pub node: Shared,
+}
+
 /// Binds, serves until `shutdown`, then ends streams, answers waiting requests with the current state and
-/// leaves within the grace. `on_bound` learns the TCP address.
+/// leaves within the grace. `on_bound` learns the addresses.
 ///
 /// # Errors
 /// [`ServeError`] if nothing can be served.
@@ -58,7 +69,7 @@ pub async fn serve(
     listener: Listener,
     config: Config,
     shutdown: CancellationToken,
-    on_bound: impl FnOnce(SocketAddr),
+    on_bound: impl FnOnce(Bound),
 ) -> Result<(), ServeError> {
     config.check()?;
     let tcp = bind(config.bind).await?;
@@ -80,7 +91,8 @@ pub async fn serve(
         }
         None => None,
     };
-    on_bound(tcp.local_addr()?);
+    let metrics_address = metrics.as_ref().map(TcpListener::local_addr).transpose()?;
+    on_bound(Bound { bind: tcp.local_addr()?, metrics: metrics_address, node: api.clone() });
 
     let app = routes::router(api.clone());
     let serving = async {

@@ -10,6 +10,7 @@ use holdfast_store::{
     listen::Listener,
     sessions::{Census, census},
 };
+use prometheus::proto::MetricFamily;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -58,6 +59,7 @@ impl Api {
         closing: CancellationToken,
     ) -> Result<Shared, TokensError> {
         let tokens = config.auth_tokens.as_deref().map(Tokens::read).transpose()?;
+        let metrics = Metrics::new(&config.registry);
         let hub = Hub::new();
         tokio::spawn(Arc::clone(&hub).run(store.clone(), listener, closing.clone()));
         Ok(Arc::new(Self {
@@ -66,12 +68,19 @@ impl Api {
             origins: Origins::new(&config),
             config,
             hub,
-            metrics: Metrics::new(),
+            metrics,
             kept: Kept::new(limits::KEPT_BLOBS),
             closing,
             migrated: AtomicBool::new(false),
             counted: Mutex::new(None),
         }))
+    }
+
+    /// Everything that the process counts, cluster-wide numbers included, read anew if they are older than a
+    /// second; they are missing while the database is away or slow.
+    pub async fn gather(&self) -> Vec<MetricFamily> {
+        self.metrics.refresh(self).await;
+        self.config.registry.gather()
     }
 
     /// Counts of the queue, at most a second old.

@@ -8,6 +8,7 @@ mod failure;
 mod logs;
 mod migrate;
 mod node;
+mod otlp;
 mod output;
 mod scripted;
 pub mod scripted_model;
@@ -15,7 +16,6 @@ mod session;
 mod settings;
 mod status;
 mod tool;
-mod traces;
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
@@ -40,8 +40,9 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(Ended::Failure(failure)) => return tell(&failure),
     };
     let default = if cli.command.is_server() { logs::SERVER } else { logs::QUIET };
-    let traces = match logs::start(cli.log_format, default, cli.command.otlp_endpoint()) {
-        Ok(traces) => traces,
+    let exports = match logs::start(cli.log_format, default, cli.command.otlp_endpoint(), cli.command.role())
+    {
+        Ok(exports) => exports,
         Err(failure) => return tell(&failure),
     };
     let is_server = cli.command.is_server();
@@ -75,7 +76,7 @@ pub fn run(line: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Err(failure) => tell(&failure),
     };
-    traces.finish();
+    exports.finish();
     code
 }
 

@@ -4,6 +4,8 @@
 //! schedulers may run; losing all of them delays timers and clean-up and nothing else. A pass also
 //! runs when its scheduler starts, since a tick that fell into a restart is lost.
 
+mod metrics;
+
 use std::{pin::pin, str::FromStr, sync::Arc, time::Duration};
 
 use apalis_cron::CronScheduler;
@@ -15,9 +17,11 @@ use holdfast_store::{
     retire::{self, Swept, Terms},
     settle,
 };
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
+
+use crate::metrics::Outcome;
 
 /// Rows that one statement of a pass touches at the most.
 const BATCH: i64 = 500;
@@ -117,6 +121,7 @@ async fn retire_closed(office: &Office) -> Result<u64, StoreError> {
     for _ in 0..LOOKS {
         let Swept { sessions, whole } = retire::retire(&office.store, terms, &mut place).await?;
         if sessions > 0 {
+            metrics::retired(sessions);
             tracing::info!(kind = "sessions.retired", sessions);
         }
         if whole {
@@ -135,6 +140,7 @@ async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
 
 /// Runs all passes until `shutdown`. A pass under way is let finish its batch.
 pub async fn run(store: Store, config: Config, shutdown: CancellationToken) {
+    metrics::begin();
     let tasks = TaskTracker::new();
     let office = Arc::new(Office { store, config, sweep: Mutex::default() });
     for pass in PASSES {
@@ -167,22 +173,34 @@ async fn keep(pass: &'static Pass, office: Arc<Office>, shutdown: CancellationTo
 }
 
 async fn work_off(pass: &Pass, office: &Office, shutdown: &CancellationToken) {
-    let mut done = 0;
+    let began = Instant::now();
+    let (mut done, mut outcome) = (0, Outcome::Unfinished);
     for _ in 0..MAX_BATCHES {
         if shutdown.is_cancelled() {
-            return;
+            break;
         }
         match (pass.batch)(office).await {
-            Ok(0) => break,
-            Ok(count) => done += count,
-            Err(error) if error.is_unavailable() => return,
+            Ok(0) => {
+                outcome = Outcome::Done;
+                break;
+            }
+            Ok(count) => {
+                done += count;
+                metrics::did(pass.name, count);
+            }
+            Err(error) if error.is_unavailable() => {
+                outcome = Outcome::Unavailable;
+                break;
+            }
             Err(error) => {
+                outcome = Outcome::Failed;
                 tracing::warn!(kind = "scheduler.pass_failed", pass = pass.name, %error, "tried again at the next tick");
-                return;
+                break;
             }
         }
     }
-    if done > 0 {
+    metrics::passed(pass.name, outcome, began.elapsed());
+    if done > 0 && matches!(outcome, Outcome::Done | Outcome::Unfinished) {
         tracing::info!(kind = "scheduler.pass", pass = pass.name, done);
     }
 }

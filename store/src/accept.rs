@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::{
     Store,
+    counters::COUNTERS,
     errors::StoreError,
     idempotency::{self, Done, Key},
     letters::{
@@ -181,6 +182,7 @@ async fn admit(
             return Ok(());
         }
     }
+    COUNTERS.refused_backlog.add(1);
     Err(refused)
 }
 
@@ -289,6 +291,7 @@ async fn has_room(tx: &Transaction, session: &Locked, order: bool) -> Result<(),
         return Ok(());
     }
     if tx.query_one(count, &[&session.id.0]).await?.try_get::<_, i64>(0)? >= limit {
+        COUNTERS.refused_mailbox.add(1);
         return Err(StoreError::MailboxFull { limit });
     }
     Ok(())

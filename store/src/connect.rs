@@ -25,6 +25,9 @@ use sqlx::{
     Connection as _,
     postgres::{PgPool, PgPoolOptions},
 };
+use tokio::time::Instant;
+
+use crate::counters::{COUNTERS, Histogram, micros};
 
 pub(crate) use backoff::Backoff;
 pub use fault::{Fault, is_retryable, is_transient};
@@ -246,7 +249,7 @@ impl Db {
     /// # Errors
     /// [`ConnectError::PoolTimeout`] if none becomes free in time, else what connecting gave.
     pub async fn client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
-        self.of(&self.hot).await
+        self.of(&self.hot, &COUNTERS.hot_waits).await
     }
 
     /// A connection for claims and heartbeats, which must not wait behind commands of clients.
@@ -254,11 +257,14 @@ impl Db {
     /// # Errors
     /// As [`Db::client`].
     pub async fn lease_client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
-        self.of(&self.leases).await
+        self.of(&self.leases, &COUNTERS.lease_waits).await
     }
 
-    async fn of(&self, pool: &Pool) -> Result<deadpool_postgres::Client, ConnectError> {
-        pool.get().await.map_err(|error| match error {
+    async fn of(&self, pool: &Pool, waits: &Histogram) -> Result<deadpool_postgres::Client, ConnectError> {
+        let began = Instant::now();
+        let got = pool.get().await;
+        waits.observe(micros(began.elapsed()));
+        got.map_err(|error| match error {
             PoolError::Timeout(TimeoutType::Wait) => ConnectError::PoolTimeout { waited: self.wait },
             PoolError::Timeout(TimeoutType::Create) => {
                 ConnectError::Slow { what: "connecting", limit: CONNECT_TIMEOUT * 2 }
@@ -286,6 +292,11 @@ impl Db {
     /// Size and use of the hot pool, for metrics.
     pub fn hot_status(&self) -> deadpool_postgres::Status {
         self.hot.status()
+    }
+
+    /// Size and use of the pool that is kept for leases, for metrics.
+    pub fn lease_status(&self) -> deadpool_postgres::Status {
+        self.leases.status()
     }
 
     /// Asks the server for a sign of life on the hot path.

@@ -2,7 +2,10 @@
 
 use holdfast_engine::content::BlobError;
 
-use crate::connect::{ConnectError, Fault};
+use crate::{
+    connect::{ConnectError, Fault},
+    counters::{COUNTERS, ErrorKind},
+};
 
 /// Why a store function has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +77,11 @@ impl StoreError {
         matches!(self, Self::Unavailable(_))
     }
 
-    fn of(fault: Fault, code: Option<&str>, message: String) -> Self {
+    /// Every error of the database comes through here, and is counted once.
+    fn of(fault: Fault, kind: Option<ErrorKind>, code: Option<&str>, message: String) -> Self {
+        if let Some(kind) = kind {
+            COUNTERS.failed(kind);
+        }
         match fault {
             Fault::Unavailable => Self::Unavailable(message),
             Fault::Retryable => Self::Rival,
@@ -86,13 +93,31 @@ impl StoreError {
 impl From<tokio_postgres::Error> for StoreError {
     fn from(error: tokio_postgres::Error) -> Self {
         let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
-        Self::of(Fault::of(&error), error.code().map(tokio_postgres::error::SqlState::code), message)
+        let (fault, code) = (Fault::of(&error), error.code().map(tokio_postgres::error::SqlState::code));
+        Self::of(fault, kind(fault, code), code, message)
     }
 }
 
 impl From<ConnectError> for StoreError {
     fn from(error: ConnectError) -> Self {
-        Self::of(error.fault(), None, error.to_string())
+        let fault = error.fault();
+        let kind = match &error {
+            ConnectError::PoolTimeout { .. } => Some(ErrorKind::PoolTimeout),
+            ConnectError::Postgres(cause) => {
+                kind(fault, cause.code().map(tokio_postgres::error::SqlState::code))
+            }
+            _ => kind(fault, None),
+        };
+        Self::of(fault, kind, None, error.to_string())
+    }
+}
+
+/// What a failure is counted as; without a code it is the connection that failed, or this process.
+fn kind(fault: Fault, code: Option<&str>) -> Option<ErrorKind> {
+    match code {
+        Some(code) => ErrorKind::of_code(code),
+        None if fault == Fault::Unavailable => Some(ErrorKind::Connection),
+        None => Some(ErrorKind::Other),
     }
 }
 
@@ -100,8 +125,14 @@ impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         let fault = Fault::of_sqlx(&error);
         match error.as_database_error() {
-            Some(db) => Self::of(fault, db.code().as_deref(), db.message().to_owned()),
-            None => Self::of(fault, None, error.to_string()),
+            Some(db) => {
+                let code = db.code();
+                Self::of(fault, kind(fault, code.as_deref()), code.as_deref(), db.message().to_owned())
+            }
+            None => {
+                let timeout = matches!(error, sqlx::Error::PoolTimedOut).then_some(ErrorKind::PoolTimeout);
+                Self::of(fault, timeout.or_else(|| kind(fault, None)), None, error.to_string())
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use tokio::{
 use crate::{
     Store,
     commit::{self, Commit, Outcome},
+    counters::COUNTERS,
     errors::StoreError,
 };
 
@@ -108,6 +109,7 @@ fn next_group(waiting: &mut VecDeque<Request>) -> Vec<Request> {
 /// has died, its members are stored singly: only the culprit fails or waits, and each unknown outcome is
 /// found out.
 async fn send(store: Store, group: Vec<Request>) {
+    COUNTERS.group_steps.observe(group.len() as u64);
     let stored = {
         let works: Vec<&Commit> = group.iter().map(|request| &request.work).collect();
         tokio::time::timeout(PATIENCE, commit::store_group(&store, &works)).await
@@ -121,6 +123,7 @@ async fn send(store: Store, group: Vec<Request>) {
             }
         }
         failed => {
+            COUNTERS.groups_split.add(1);
             let why = match failed {
                 Ok(Err(error)) => error.to_string(),
                 _ => format!("not stored within {PATIENCE:?}"),

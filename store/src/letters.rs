@@ -393,6 +393,7 @@ pub(crate) fn insert_events(
         return;
     }
     let count = events.len();
+    writes.events += count;
     let seqs: Vec<i64> = (before + 1..).take(count).collect();
     let owners = vec![owner.to_owned(); count];
     let (kinds, bodies): (Vec<&'static str>, Vec<String>) =

@@ -8,8 +8,10 @@
 pub mod accept;
 pub mod agents;
 pub mod claim;
+pub mod cluster;
 pub mod commit;
 pub mod connect;
+pub mod counters;
 pub mod delete;
 pub mod embedded;
 pub mod errors;

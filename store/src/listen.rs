@@ -14,6 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::connect::{Backoff, ConnectError, RawConnection, Session, Target};
+use crate::counters::COUNTERS;
 use crate::notify::Channel;
 
 /// How many hints a subscriber may lag behind before it is told to scan instead.
@@ -180,6 +181,7 @@ async fn serve(
     if let Err(lost) = ask(&client, listen, timing.answer).await {
         return lost;
     }
+    COUNTERS.listener_connections.add(1);
     // Only now is nothing missed any more.
     let _ = heard.send(Heard::Resync);
     up.send_replace(true);
@@ -231,6 +233,7 @@ fn hand_on(notification: &Notification, heard: &broadcast::Sender<Heard>) {
     match channel.items(notification.payload()) {
         Some(items) => {
             for item in items {
+                COUNTERS.heard(channel);
                 let _ = heard.send(Heard::Item { channel, item: item.into() });
             }
         }

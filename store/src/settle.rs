@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::{
     Store,
     accept::Caller,
+    counters::COUNTERS,
     errors::StoreError,
     idempotency::{self, Done},
     letters::{
@@ -219,5 +220,6 @@ async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool,
     let letters = vec![result_letter(call, expired())];
     take_in(&mut writes, &session, run.as_ref(), letters, Ask::GoOn, None)?;
     tx.commit(writes).await?;
+    COUNTERS.continuations_expired.add(1);
     Ok(true)
 }

@@ -11,7 +11,7 @@ use std::{
 use deadpool_postgres::{Client, Object};
 use tokio_postgres::{Row, Statement, types::ToSql};
 
-use crate::{errors::StoreError, plant};
+use crate::{counters::COUNTERS, errors::StoreError, plant};
 
 /// Parameters of a statement that is awaited.
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -34,11 +34,15 @@ pub(crate) use parameters;
 /// The writes that end a transaction, in the order in which they are sent. All are sent before the first
 /// is answered, so none can depend on another's answer.
 #[derive(Default)]
-pub(crate) struct Writes<'a>(Vec<(&'static str, Vec<Parameter<'a>>)>);
+pub(crate) struct Writes<'a> {
+    statements: Vec<(&'static str, Vec<Parameter<'a>>)>,
+    /// How many events of sessions are among what they write.
+    pub(crate) events: usize,
+}
 
 impl<'a> Writes<'a> {
     pub(crate) fn push(&mut self, statement: &'static str, parameters: Vec<Parameter<'a>>) {
-        self.0.push((statement, parameters));
+        self.statements.push((statement, parameters));
     }
 }
 
@@ -133,8 +137,8 @@ impl Transaction {
         before: impl Future<Output = ()>,
     ) -> Result<(), StoreError> {
         let client = self.client()?;
-        let mut statements = Vec::with_capacity(writes.0.len());
-        for (statement, parameters) in &writes.0 {
+        let mut statements = Vec::with_capacity(writes.statements.len());
+        for (statement, parameters) in &writes.statements {
             let parameters: Vec<&(dyn ToSql + Sync)> =
                 parameters.iter().map(|parameter| &**parameter as &(dyn ToSql + Sync)).collect();
             statements.push((self.prepared(statement).await?, parameters));
@@ -159,6 +163,7 @@ impl Transaction {
             Poll::Pending => committed.await?,
         }
         self.open.store(false, Ordering::Relaxed);
+        COUNTERS.events_written.add(writes.events as u64);
         Ok(())
     }
 

@@ -70,8 +70,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         let store = Store::new(connect::connect(options).await?, Some(Notifier::start(url, "bench-api")?));
         let listener = Listener::start(url, "bench-api", &Channel::ALL)?;
         let config = holdfast_api::Config { bind: ([127, 0, 0, 1], 0).into(), ..Default::default() };
-        let tell = |address| {
-            let _ = writeln!(std::io::stdout(), "{address}");
+        let tell = |bound: holdfast_api::Bound| {
+            let _ = writeln!(std::io::stdout(), "{}", bound.bind);
         };
         Ok(Box::pin(holdfast_api::serve(store, listener, config, shutdown, tell)).await?)
     })

@@ -200,14 +200,15 @@ impl Node {
         let _reading = tokio::spawn(async move {
             let mut reader = BufReader::new(stderr).lines();
             while let Ok(Some(line)) = reader.next_line().await {
-                if let Ok(Value::Object(entry)) = serde_json::from_str(&line)
-                    && entry.get("kind").and_then(Value::as_str) == Some("server.started")
-                {
-                    let bind = entry.get("bind").and_then(Value::as_str).unwrap_or_default();
-                    sender.send_replace(Some(bind.to_owned()));
-                }
+                let started = serde_json::from_str::<Value>(&line)
+                    .ok()
+                    .filter(|entry| entry["kind"] == "server.started");
+                // Kept first, so that whoever learns of the start finds the line.
                 if let Ok(mut lines) = lines.lock() {
                     lines.push(line);
+                }
+                if let Some(entry) = started {
+                    sender.send_replace(Some(entry["bind"].as_str().unwrap_or_default().to_owned()));
                 }
             }
         });

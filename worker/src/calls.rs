@@ -12,10 +12,11 @@ use holdfast_engine::{
 };
 use holdfast_store::Store;
 use holdfast_tools::{CallContext, Toolbox, agent_id};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::metrics;
+use crate::{metrics, trace};
 
 /// Bytes of a failure's text that are kept for the model.
 const MAX_FAILURE: usize = 64 * 1024;
@@ -49,6 +50,15 @@ impl Running {
     pub(crate) fn start(&mut self, scope: &Scope, start: Start) {
         let cancel = CancellationToken::new();
         self.tokens.push((start.call, cancel.clone()));
+        let span = tracing::info_span!(
+            "tool",
+            tool_call_id = %start.call,
+            "gen_ai.operation.name" = "execute_tool",
+            "gen_ai.tool.name" = %start.name,
+            "gen_ai.tool.call.id" = %start.call,
+            "error.type" = tracing::field::Empty,
+            "otel.status_code" = tracing::field::Empty,
+        );
         let context = CallContext {
             session_id: scope.session,
             turn_id: start.turn,
@@ -56,11 +66,11 @@ impl Running {
             agent_id: agent_id(&scope.slug, &scope.revision),
             idempotent: start.idempotent,
             session_json: scope.session_json.clone(),
-            traceparent: scope.traceparent.clone(),
+            traceparent: trace::traceparent(&span).or_else(|| scope.traceparent.clone()),
             timeout: start.timeout_seconds.map(Duration::from_secs),
         };
         let (store, toolbox) = (scope.store.clone(), Arc::clone(&scope.toolbox));
-        let span = tracing::info_span!("tool", "gen_ai.tool.name" = %start.name, tool_call_id = %start.call);
+        let of_call = span.clone();
         let run = async move {
             store.at("tool.before").await;
             // An order that came with the commit of the start: the program needn't begin.
@@ -69,10 +79,14 @@ impl Running {
                     format!("cancelled: the call of {} was ended by order before it began.", start.name);
                 return Ended { call: start.call, settled: Settled::Cancelled { message }, blob: None };
             }
+            let began = Instant::now();
             let outcome = toolbox.call(&start.name, &start.arguments, &context, &cancel, None).await;
             store.at("tool.done").await;
             let (settled, blob) = settle(outcome);
-            metrics::called(settled.word());
+            metrics::called(&settled, began.elapsed());
+            if settled.word() != "completed" {
+                trace::failed(&of_call, settled.word());
+            }
             Ended { call: start.call, settled, blob }
         };
         self.futures.push(run.instrument(span).boxed());

@@ -88,7 +88,9 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         return Err(Gone::Poison(slot.lease.takeovers));
     }
     let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
-    let loaded = load_session(shared, slot).await?;
+    let began = Instant::now();
+    let loaded = load_session(shared, slot).instrument(tracing::info_span!("load")).await?;
+    metrics::loaded(began.elapsed());
     let Loaded { session, owner, parent, inbox, mode, .. } = loaded;
     let before = session.status;
     let run = Run { mode: mode.unwrap_or(slot.lease.mode), steps: 0 };

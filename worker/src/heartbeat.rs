@@ -12,7 +12,11 @@ use holdfast_store::{
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Shared, held::beat_every, metrics};
+use crate::{
+    Shared,
+    held::beat_every,
+    metrics::{self, Beat},
+};
 
 /// How soon a failed heartbeat is tried again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -20,12 +24,67 @@ const RETRY: Duration = Duration::from_millis(250);
 /// How long looking into hints may keep the beat waiting.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
 
+/// How well leases are kept.
+struct Keeping {
+    /// When a heartbeat that succeeded was last sent.
+    since: Instant,
+    /// Whether the last one failed.
+    failing: bool,
+    /// The most leases that heartbeats have failed for since.
+    at_risk: usize,
+    /// Whether it was said that leases can't be kept.
+    told: bool,
+}
+
+impl Keeping {
+    fn new() -> Self {
+        Self { since: Instant::now(), failing: false, at_risk: 0, told: false }
+    }
+
+    fn succeeded(&mut self, shared: &Shared, sent: Instant) {
+        if self.told {
+            tracing::info!(kind = "worker.leases_kept", worker_id = %shared.id, "leases can be renewed again");
+        }
+        metrics::beaten(sent);
+        *self = Self { since: sent, ..Self::new() };
+    }
+
+    /// Notes that `leases` couldn't be renewed; once they have ended for that, says so.
+    fn failed(&mut self, shared: &Shared, leases: usize, why: &str) {
+        self.failing = true;
+        self.at_risk = self.at_risk.max(leases);
+        let since = self.since.elapsed();
+        if leases > 0 {
+            tracing::warn!(
+                kind = "worker.heartbeat_failed",
+                worker_id = %shared.id,
+                error = why,
+                leases,
+                since_ms = since.as_millis(),
+                "leases can't be renewed"
+            );
+        }
+        if since >= shared.lease_ttl && self.at_risk > 0 && !self.told {
+            self.told = true;
+            tracing::error!(
+                kind = "worker.leases_not_kept",
+                worker_id = %shared.id,
+                leases = self.at_risk,
+                since_ms = since.as_millis(),
+                lease_ttl_ms = shared.lease_ttl.as_millis(),
+                "this worker can't keep its leases: others may take its runs"
+            );
+        }
+    }
+}
+
 /// Renews leases until `stop`. Notifications about sessions that are held here are looked into at
 /// once, so that orders are obeyed within milliseconds.
 pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: CancellationToken) {
     let mut hints = listener.subscribe();
     let every = beat_every(shared.lease_ttl);
     let mut next = Instant::now() + every;
+    let mut keeping = Keeping::new();
     // Leases that the last beat passed over because their rows were locked.
     let mut passed: Vec<(SessionId, i64)> = Vec::new();
     loop {
@@ -34,15 +93,19 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
             () = stop.cancelled() => return,
             () = tokio::time::sleep_until(again) => {
                 let full = again == next;
+                if full {
+                    warn_if_late(&shared, next.elapsed());
+                }
                 let asked = if full { shared.held.list() } else { std::mem::take(&mut passed) };
-                match beat(&shared, asked).await {
+                match beat(&shared, asked, &mut keeping).await {
                     Some((sent, left)) => {
                         passed = left;
                         if full {
+                            keeping.succeeded(&shared, sent);
                             next = sent + every;
                         }
                     }
-                    None => next = Instant::now() + RETRY,
+                    None => next = Instant::now() + RETRY.min(every),
                 }
             }
             heard = hints.recv() => match heard {
@@ -51,6 +114,18 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
                 None => tokio::time::sleep_until(next).await,
             }
         }
+    }
+}
+
+/// A heartbeat that comes late hasn't failed yet, but says why leases may be lost: the process is starved.
+fn warn_if_late(shared: &Shared, late: Duration) {
+    if late > beat_every(shared.lease_ttl) / 2 {
+        tracing::warn!(
+            kind = "worker.heartbeat_late",
+            worker_id = %shared.id,
+            late_ms = late.as_millis(),
+            "this process gets too little time to renew its leases"
+        );
     }
 }
 
@@ -79,36 +154,44 @@ async fn look(shared: &Shared, first: Heard, hints: &mut Subscription) {
 
 /// One heartbeat for the leases `asked`. Returns when it was sent and which leases it passed over, or
 /// nothing if it failed.
-async fn beat(shared: &Shared, asked: Vec<(SessionId, i64)>) -> Option<(Instant, Vec<(SessionId, i64)>)> {
+async fn beat(
+    shared: &Shared,
+    asked: Vec<(SessionId, i64)>,
+    keeping: &mut Keeping,
+) -> Option<(Instant, Vec<(SessionId, i64)>)> {
     let sent = Instant::now();
-    let answer = tokio::time::timeout(
-        beat_every(shared.lease_ttl),
-        claim::heartbeat(&shared.store, &asked, shared.lease_ttl),
-    );
-    let result = match answer.await {
+    let renewing = async {
+        if asked.is_empty() && keeping.failing {
+            // Renewing nothing asks nobody, and would succeed while the database is away.
+            return claim::look(&shared.store, &[]).await;
+        }
+        claim::heartbeat(&shared.store, &asked, shared.lease_ttl).await
+    };
+    let answer = tokio::time::timeout(beat_every(shared.lease_ttl), renewing).await;
+    let outcome = match &answer {
+        Ok(Ok(_)) => Beat::Renewed,
+        Ok(Err(_)) => Beat::Failed,
+        Err(_) => Beat::TimedOut,
+    };
+    metrics::beat(outcome, sent.elapsed());
+    let result = match answer {
         Ok(Ok(beats)) => {
             for session in shared.held.renewed(&asked, &beats, sent + shared.lease_ttl) {
-                metrics::lease_lost();
                 tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "another worker holds the run, or nobody may");
             }
             let passed = beats.iter().filter(|beat| !beat.renewed);
             Some((sent, passed.map(|beat| (beat.session, beat.epoch)).collect()))
         }
         Ok(Err(error)) => {
-            tracing::warn!(kind = "worker.heartbeat_failed", %error, leases = asked.len(), "leases can't be renewed");
+            keeping.failed(shared, asked.len(), &error.to_string());
             None
         }
         Err(_) => {
-            tracing::warn!(
-                kind = "worker.heartbeat_failed",
-                leases = asked.len(),
-                "the database doesn't answer a heartbeat"
-            );
+            keeping.failed(shared, asked.len(), "the database doesn't answer");
             None
         }
     };
     for session in shared.held.expire(Instant::now()) {
-        metrics::lease_lost();
         tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "the lease ended before it could be renewed");
     }
     result

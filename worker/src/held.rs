@@ -13,7 +13,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::Shared;
+use crate::{Shared, metrics};
 
 /// What a task knows of its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub(crate) struct Held(Arc<Mutex<HashMap<SessionId, Entry>>>);
 pub(crate) struct Slot {
     pub(crate) lease: Lease,
     pub(crate) standing: watch::Receiver<Standing>,
+    /// When the claim that brought it was sent, and when it was answered.
+    pub(crate) claimed: (Instant, Instant),
     shared: Arc<Shared>,
     over: bool,
     delay: Duration,
@@ -70,9 +72,11 @@ impl Held {
         if let Some(older) = shared.held.lock().insert(lease.session, entry) {
             older.standing.send_modify(|standing| standing.lost = true);
         }
+        metrics::slot_taken();
         Slot {
             lease,
             standing: receiver,
+            claimed: (asked_at, Instant::now()),
             shared: Arc::clone(shared),
             over: false,
             delay: Duration::ZERO,
@@ -213,6 +217,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        metrics::slot_freed();
         let name = (self.lease.session, self.lease.epoch);
         {
             let mut held = self.shared.held.lock();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use holdfast_engine::session::Status;
 use holdfast_store::{StoreError, commit};
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -11,6 +12,7 @@ use crate::{
     claims::Claimed,
     drive::{Gone, drive},
     held::Slot,
+    metrics, trace,
 };
 
 /// Drives a claimed lease. What apalis calls for every task.
@@ -18,20 +20,21 @@ pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infall
     let Some(slot) = claimed.take() else { return Ok(()) };
     let shared = Arc::clone(slot.shared());
     let _counted = shared.drives.token();
-    let lease = &slot.lease;
-    let span = tracing::info_span!(
-        "run",
-        session_id = %lease.session,
-        run_epoch = lease.epoch,
-        worker_id = %shared.id,
-        "gen_ai.agent.name" = %lease.agent,
-        traceparent = lease.traceparent.as_deref().unwrap_or_default(),
-    );
-    run(&shared, slot).instrument(span).await;
+    let span = trace::run(&shared, &slot.lease);
+    let (asked_at, answered_at) = slot.claimed;
+    trace::claimed(&span, asked_at, answered_at, slot.lease.taken_over);
+    let began = Instant::now();
+    let outcome = run(&shared, slot).instrument(span.clone()).await;
+    span.record("holdfast.outcome", outcome);
+    if matches!(outcome, "failed" | "lease_lost" | "poison" | "broken") {
+        span.record("otel.status_code", "ERROR");
+    }
+    metrics::ended(outcome, began.elapsed());
     Ok(())
 }
 
-async fn run(shared: &Arc<Shared>, slot: Slot) {
+/// Returns what became of it, as metrics say it.
+async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
     let began = Instant::now();
     let (session, epoch) = (slot.lease.session, slot.lease.epoch);
     tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
@@ -44,29 +47,37 @@ async fn run(shared: &Arc<Shared>, slot: Slot) {
         Ok(status) => {
             tracing::info!(kind = "run.stopped", session_id = %session, run_epoch = epoch, worker_id = %shared.id, status = status.word(), ms = took);
             slot.over();
+            // It goes on, but not here.
+            if status == Status::Running { "parked" } else { status.word() }
         }
         Err(Gone::LeaseLost) => {
             tracing::warn!(kind = "run.lease_lost", session_id = %session, run_epoch = epoch, worker_id = %shared.id, "what the last step did is not stored");
             slot.over();
+            "lease_lost"
         }
         Err(Gone::Deleted) => {
             tracing::info!(kind = "run.deleted", session_id = %session, run_epoch = epoch, "the session was deleted");
             slot.over();
+            "deleted"
         }
         Err(Gone::Leaving) => {
-            tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took)
+            tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took);
+            "handed_over"
         }
         Err(error @ Gone::Poison(_)) => {
             tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
             give_up(shared, slot, &error.to_string()).await;
+            "poison"
         }
         Err(Gone::Store(error @ StoreError::Rival)) => {
             tracing::warn!(kind = "run.put_off", session_id = %session, run_epoch = epoch, %error);
             slot.put_off();
+            "put_off"
         }
         Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
             tracing::error!(kind = "run.broken", session_id = %session, run_epoch = epoch, %error, "the run can't go on here");
             give_up(shared, slot, &format!("internal: {error}")).await;
+            "broken"
         }
     }
 }

@@ -14,6 +14,7 @@ mod metrics;
 pub mod model;
 mod request;
 mod roster;
+mod trace;
 
 use std::{sync::Arc, time::Duration};
 
@@ -156,6 +157,8 @@ pub async fn run_with(
         ending: CancellationToken::new(),
         drives: TaskTracker::new(),
     });
+    let models: Vec<String> = shared.roster.all().map(|member| member.agent().target.model.clone()).collect();
+    metrics::begin(slots, shared.lease_ttl, models.iter().map(String::as_str));
     let background = TaskTracker::new();
     let stop_background = CancellationToken::new();
     background.spawn(heartbeat::run(Arc::clone(&shared), listener.clone(), stop_background.clone()));
@@ -188,6 +191,7 @@ pub async fn run_with(
         Ok(Err(error)) => tracing::debug!(%error, "couldn't leave the register of workers"),
         Err(_) => tracing::debug!("the database doesn't let this worker leave the register"),
     }
+    metrics::end(slots);
     if shutdown.is_cancelled() { Ok(()) } else { Err(WorkerError::Claims(ended)) }
 }
 

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use crate::{Shared, metrics};
+use crate::{Shared, metrics, trace};
 
 /// What a run keeps for its next request: what its requests have shown so far, and the blobs that turns which
 /// aren't rendered yet name.
@@ -78,14 +78,21 @@ pub(crate) async fn ask(
         if shared.stream_tokens { Some(&deltas) } else { None };
     let span = tracing::info_span!(
         "model",
+        "otel.kind" = "client",
         "gen_ai.operation.name" = "chat",
+        "gen_ai.provider.name" = trace::provider(agent.target.flavor),
         "gen_ai.request.model" = %agent.target.model,
         "gen_ai.usage.input_tokens" = tracing::field::Empty,
         "gen_ai.usage.output_tokens" = tracing::field::Empty,
+        "gen_ai.usage.cache_read.input_tokens" = tracing::field::Empty,
+        "error.type" = tracing::field::Empty,
+        "otel.status_code" = tracing::field::Empty,
     );
     let began = Instant::now();
     shared.store.at("model.before").await;
-    let asking = shared.model.complete(&agent.target, key, &request, deltas, &|_| {});
+    let asking = shared
+        .model
+        .complete(&agent.target, key, &request, deltas, &|backoff| metrics::attempt_failed(backoff.class));
     let answer = asking.instrument(span.clone()).await;
     shared.store.at("model.done").await;
     match answer {
@@ -94,12 +101,15 @@ pub(crate) async fn ask(
             if let Some(usage) = answer.usage {
                 span.record("gen_ai.usage.input_tokens", usage.input_tokens);
                 span.record("gen_ai.usage.output_tokens", usage.output_tokens);
+                span.record("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens);
                 metrics::tokens(&agent.target.model, usage);
             }
             Ok(answer)
         }
         Err(error) => {
             metrics::asked(&agent.target.model, error.code(), began.elapsed());
+            metrics::attempt_failed(error.class());
+            trace::failed(&span, error.code());
             Err(Unanswered::Failed(error.to_string()))
         }
     }

@@ -67,8 +67,12 @@ async fn metrics_are_shown_to_this_machine_only() {
             r#"holdfast_http_requests_total{method="GET",route="/v1/agents",status="200"} 1"#,
             r#"holdfast_http_requests_total{method="GET",route="none",status="404"} 1"#,
             r#"holdfast_runs{state="queued"} 0"#,
+            r#"holdfast_queue_due_runs{class="throttled"} 0"#,
             "holdfast_continuations_open 0",
-            r#"holdfast_store_connections{pool="hot",use="busy"}"#,
+            "holdfast_database_up 1",
+            "holdfast_workers 0",
+            "holdfast_feed_lag_seconds 0",
+            r#"holdfast_stream_delay_seconds_count{stream="feed"} 0"#,
             "holdfast_http_request_duration_seconds_bucket",
         ] {
             assert!(text.contains(wanted), "{wanted} is missing from\n{text}");
@@ -91,7 +95,10 @@ async fn metrics_dont_wait_for_a_database_that_doesnt_answer() {
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let text = String::from_utf8_lossy(&reply.bytes).into_owned();
     assert_eq!(reply.status, StatusCode::OK);
-    assert!(text.contains("holdfast_http_waiters") && !text.contains("holdfast_runs{"), "{text}");
+    assert!(text.contains("holdfast_http_waiters") && text.contains("holdfast_database_up 0"), "{text}");
+    for stale in ["holdfast_runs{", "holdfast_queue_", "holdfast_continuations_open", "holdfast_workers"] {
+        assert!(!text.contains(&format!("\n{stale}")), "{stale} is told although nobody knows: {text}");
+    }
     open.rollback().await.expect("unlocked");
 }
 
@@ -112,7 +119,7 @@ fn only_readiness_asks_for_the_database() {
 #[tokio::test]
 async fn a_client_that_only_sends_still_reads_why_it_is_refused() {
     let node = Node::new().await;
-    let Served { address, shutdown, ended } = served(&node, |config| config.max_body = 2048).await;
+    let Served { address, shutdown, ended, .. } = served(&node, |config| config.max_body = 2048).await;
     let body = "x".repeat(8 * 1024 * 1024);
     let head = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let declared = format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -146,6 +153,7 @@ async fn the_document_has_a_page() {
 /// A node on real sockets.
 struct Served {
     address: std::net::SocketAddr,
+    metrics: Option<std::net::SocketAddr>,
     shutdown: CancellationToken,
     ended: tokio::task::JoinHandle<Result<(), ServeError>>,
 }
@@ -160,11 +168,12 @@ async fn served(node: &Node, change: impl FnOnce(&mut Config)) -> Served {
     let listener = Listener::start(&node.url, "api-test", &Channel::ALL).expect("a listener");
     let (tell, told) = oneshot::channel();
     let shutdown = CancellationToken::new();
-    let serving = serve(node.store.clone(), listener, config, shutdown.clone(), |address| {
-        let _ = tell.send(address);
+    let serving = serve(node.store.clone(), listener, config, shutdown.clone(), |bound| {
+        let _ = tell.send((bound.bind, bound.metrics));
     });
     let ended = tokio::spawn(serving);
-    Served { address: told.await.expect("it is bound"), shutdown, ended }
+    let (address, metrics) = told.await.expect("it is bound");
+    Served { address, metrics, shutdown, ended }
 }
 
 async fn speak(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin, request: &str) -> String {
@@ -180,7 +189,7 @@ async fn shutting_down_ends_streams_and_answers_who_waits() {
     let id = node.create(json!({"prompt": "x"})).await;
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("api.sock");
-    let Served { address, shutdown, ended } =
+    let Served { address, shutdown, ended, .. } =
         served(&node, |config| config.socket = Some(path.clone())).await;
     assert_eq!(std::fs::metadata(&path).expect("a socket").permissions().mode() & 0o777, 0o600);
 
@@ -219,7 +228,7 @@ async fn shutting_down_ends_streams_and_answers_who_waits() {
 #[tokio::test]
 async fn the_grace_is_kept_even_with_a_client_that_never_ends() {
     let node = Node::new().await;
-    let Served { address, shutdown, ended } =
+    let Served { address, shutdown, ended, .. } =
         served(&node, |config| config.shutdown_grace = Duration::from_millis(300)).await;
     let mut slow = TcpStream::connect(address).await.expect("connected");
     let request = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{";
@@ -237,9 +246,10 @@ async fn the_grace_is_kept_even_with_a_client_that_never_ends() {
 #[tokio::test]
 async fn metrics_have_an_address_of_their_own_if_asked_for() {
     let node = Node::new().await;
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
-    let Served { shutdown, ended, .. } = served(&node, |config| config.metrics_bind = Some(port)).await;
+    let Served { metrics, shutdown, ended, .. } =
+        served(&node, |config| config.metrics_bind = Some(([127, 0, 0, 1], 0).into())).await;
+    let port = metrics.expect("the address is told although the system chose the port");
+    assert_ne!(port.port(), 0);
     let stream = TcpStream::connect(port).await.expect("connected");
     let answer = speak(stream, "GET /metrics HTTP/1.1\r\nHost: node-7\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("holdfast_runs"), "{answer}");
@@ -262,7 +272,7 @@ async fn tokens_are_read_again_at_a_hangup() {
     let path = dir.path().join("tokens.json");
     let tokens = |token: &str| json!({"tokens": [{"owner": "alice", "token": token}]}).to_string();
     std::fs::write(&path, tokens("old")).expect("written");
-    let Served { address, shutdown, ended } =
+    let Served { address, shutdown, ended, .. } =
         served(&node, |config| config.auth_tokens = Some(path.clone())).await;
     let code = async |token: &str| {
         let request = format!(

@@ -84,7 +84,18 @@ impl Command {
         )
     }
 
-    /// Where traces go.
+    /// The role of a node, `client` of anything else.
+    pub(crate) fn role(&self) -> &'static str {
+        match self {
+            Self::Serve(_) => "serve",
+            Self::Api(_) => "api",
+            Self::Worker(_) => "worker",
+            Self::Scheduler(_) => "scheduler",
+            _ => "client",
+        }
+    }
+
+    /// Where traces, metrics and logs go.
     pub(crate) fn otlp_endpoint(&self) -> Option<&str> {
         self.common()?.otlp_endpoint.as_deref()
     }

@@ -175,10 +175,10 @@ pub(crate) struct CommonArgs {
     /// Refuse to start on an outdated schema instead of migrating it
     #[arg(long)]
     pub(crate) no_migrate: bool,
-    /// Metrics and health on an address of their own
+    /// Metrics and health on an address of their own; port 0 picks one
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics_bind: Option<SocketAddr>,
-    /// Send traces to an OTLP server over HTTP
+    /// Send traces, metrics and logs to an OTLP server over HTTP
     #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
     pub(crate) otlp_endpoint: Option<String>,
 }

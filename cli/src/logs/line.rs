@@ -1,6 +1,9 @@
 //! The layer that makes a line of an event.
 
-use std::fmt::{self, Write as _};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write as _},
+};
 
 use chrono::{SecondsFormat, Utc};
 use serde_json::{Map, Value};
@@ -10,6 +13,8 @@ use tracing::{
     span::{Attributes, Id, Record},
 };
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
+
+use crate::otlp::Records;
 
 /// Fields that are lists, which events have no type for: they come as text, in debug form or with commas.
 const LISTS: [&str; 3] = ["agents", "labels", "session_ids"];
@@ -24,15 +29,16 @@ pub(crate) enum Format {
     Text,
 }
 
-/// Writes each event as a line, through `write`.
+/// Writes each event as a line, through `write`, and sends it where log records are sent.
 pub(super) struct Lines<W> {
     format: Format,
     write: W,
+    records: Option<Records>,
 }
 
 impl<W: Fn(&str)> Lines<W> {
-    pub(super) fn new(format: Format, write: W) -> Self {
-        Self { format, write }
+    pub(super) fn new(format: Format, write: W, records: Option<Records>) -> Self {
+        Self { format, write, records }
     }
 }
 
@@ -70,12 +76,30 @@ where
             }
         }
         event.record(&mut Fields(&mut fields));
-        let metadata = event.metadata();
+        let (level, target) = (event.metadata().level(), origin(event.metadata().target(), &mut fields));
+        if let Some(records) = &self.records {
+            records.send(*level, &target, &fields);
+        }
         let line = match self.format {
-            Format::Json => json_line(metadata.level(), metadata.target(), fields),
-            Format::Text => text_line(metadata.level(), metadata.target(), fields),
+            Format::Json => json_line(level, &target, fields),
+            Format::Text => text_line(level, &target, fields),
         };
         (self.write)(&line);
+    }
+}
+
+/// Where an event comes from. Those of libraries that log in the older way all seem to come from one place, and
+/// say in fields where they are from.
+fn origin(target: &'static str, fields: &mut Map<String, Value>) -> Cow<'static, str> {
+    if target != "log" {
+        return target.into();
+    }
+    for place in ["log.file", "log.line", "log.module_path"] {
+        fields.remove(place);
+    }
+    match fields.remove("log.target") {
+        Some(Value::String(origin)) => origin.into(),
+        _ => target.into(),
     }
 }
 

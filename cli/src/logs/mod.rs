@@ -1,7 +1,8 @@
 //! Logs: one line for each event, on standard error, as JSON or for people.
 //!
 //! A JSON line is `{"ts", "level", "kind", …}`: `kind` is the event's own field of that name, or `log`;
-//! every other field stands beside it, those of the spans around the event too.
+//! every other field stands beside it, those of the spans around the event too. With an OTLP endpoint the same
+//! events with the same fields go there as well (see [`crate::otlp`]).
 
 mod line;
 #[cfg(test)]
@@ -21,31 +22,44 @@ use tracing_subscriber::{
 pub(crate) use line::Format;
 use line::Lines;
 
-use crate::{failure::Failure, traces::Traces};
+use crate::{failure::Failure, otlp::Exports};
 
-/// What a server says if `RUST_LOG` doesn't ask for something else.
-pub(crate) const SERVER: &str = "warn,holdfast=info";
+/// What a server says if `RUST_LOG` doesn't ask for something else. Of an export that failed the exporter warns and
+/// the processor says so again: once is enough.
+pub(crate) const SERVER: &str = "warn,holdfast=info,opentelemetry=error";
+/// What holds whatever `RUST_LOG` asks for: below this the driver quotes the parameters of statements, which are
+/// prompts, results and tokens.
+const PRIVATE: &str = "tokio_postgres=warn";
 /// What any other command says.
 pub(crate) const QUIET: &str = "warn";
 
-/// Starts logging, and tracing where there is an endpoint for it. To be called once, before the
-/// runtime starts: the exporter of traces brings a runtime of its own, which can't start inside another.
+/// Starts logging, and sending traces and logs where there is an endpoint for it. To be called once, before
+/// the runtime starts, by a process of a role.
 ///
 /// # Errors
 /// [`Failure::Config`] if `RUST_LOG` or the endpoint can't be used.
-pub(crate) fn start(format: Format, default: &str, otlp_endpoint: Option<&str>) -> Result<Traces, Failure> {
+pub(crate) fn start(
+    format: Format,
+    default: &str,
+    otlp_endpoint: Option<&str>,
+    role: &'static str,
+) -> Result<Exports, Failure> {
     let wanted = std::env::var("RUST_LOG").ok().filter(|text| !text.trim().is_empty());
     let filter = EnvFilter::builder()
         .parse(wanted.as_deref().unwrap_or(default))
         .map_err(|error| Failure::Config(format!("RUST_LOG can't be used: {error}")))?;
-    let lines = Lines::new(format, |line: &str| {
+    let private =
+        PRIVATE.parse().map_err(|error| Failure::Failed(format!("logging can't start: {error}")))?;
+    let filter = filter.add_directive(private);
+    let exports = Exports::start(otlp_endpoint, role)?;
+    let write = |line: &str| {
         // A log that can't be written can't be complained about either.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
-    });
-    let traces = Traces::start(otlp_endpoint)?;
+    };
+    let lines = Lines::new(format, write, exports.records());
     // Libraries' spans stay out of traces, and RUST_LOG decides about logs only.
     let ours = Targets::new().with_target("holdfast", LevelFilter::INFO);
-    let spans = traces.tracer().map(|tracer| {
+    let spans = exports.tracer().map(|tracer| {
         tracing_opentelemetry::layer()
             .with_tracer(tracer)
             .with_location(false)
@@ -58,7 +72,7 @@ pub(crate) fn start(format: Format, default: &str, otlp_endpoint: Option<&str>) 
         .try_init()
         .map_err(|error| Failure::Failed(format!("logging can't start: {error}")))?;
     std::panic::set_hook(Box::new(panicked));
-    Ok(traces)
+    Ok(exports)
 }
 
 /// A panic is an event as any other: one line, which whoever reads logs by line can read.

@@ -9,7 +9,8 @@ use super::line::{Format, Lines};
 fn written(format: Format, work: impl FnOnce()) -> Vec<String> {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let sink = Arc::clone(&lines);
-    let layer = Lines::new(format, move |line: &str| sink.lock().expect("no panic").push(line.to_owned()));
+    let write = move |line: &str| sink.lock().expect("no panic").push(line.to_owned());
+    let layer = Lines::new(format, write, None);
     tracing::subscriber::with_default(Registry::default().with(layer), work);
     lines.lock().expect("no panic").clone()
 }
@@ -109,4 +110,15 @@ fn people_get_one_line_too() {
     assert!(line.contains(" ERROR server.failed stopped "), "{line}");
     assert!(line.contains(r#"error="two\nlines""#) && line.contains("role=api"), "{line}");
     assert_eq!(line.matches('\n').count(), 1);
+}
+
+#[test]
+fn what_logs_in_the_older_way_names_its_origin_and_no_paths() {
+    let lines = written(Format::Json, || {
+        let (file, line) = ("/home/x.rs", 3);
+        tracing::warn!(target: "log", { log.target = "lib::inner", log.file = file, log.line = line }, "old");
+    });
+    let value = parsed(&lines[0]);
+    assert_eq!((&value["target"], &value["message"]), (&json!("lib::inner"), &json!("old")));
+    assert!(value.get("log.file").is_none() && value.get("log.target").is_none(), "{value}");
 }

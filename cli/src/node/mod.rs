@@ -3,6 +3,7 @@
 mod agents;
 mod database;
 mod fault;
+mod metrics;
 mod roles;
 mod signals;
 mod start;

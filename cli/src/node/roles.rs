@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use futures::future::LocalBoxFuture;
-use holdfast_api::ServeError;
+use holdfast_api::{Bound, ServeError};
 use holdfast_store::{Store, retire::Terms};
 use tokio::net::TcpListener;
 
@@ -28,6 +28,7 @@ pub(super) fn api_config(args: &ApiArgs, common: &CommonArgs) -> Result<holdfast
         max_body: args.max_body,
         metrics_bind: common.metrics_bind,
         shutdown_grace: common.grace(),
+        registry: prometheus::default_registry().clone(),
     };
     config.check().map_err(|error| Failure::Config(chain(&error)))?;
     if args.allow_anonymous && args.auth_tokens.is_none() && !args.bind.ip().is_loopback() {
@@ -49,7 +50,7 @@ pub(super) fn authentication(config: &holdfast_api::Config) -> &'static str {
 pub(super) fn api(
     shared: &Shared,
     config: holdfast_api::Config,
-    on_bound: impl FnOnce(SocketAddr) + Send + 'static,
+    on_bound: impl FnOnce(Bound) + Send + 'static,
 ) -> Running {
     let serving = holdfast_api::serve(
         shared.store.clone(),

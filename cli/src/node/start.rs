@@ -1,9 +1,14 @@
 //! From a plan to running roles, and to their end.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use chrono::Utc;
 use futures::{StreamExt as _, future::LocalBoxFuture, stream::FuturesUnordered};
+use holdfast_api::Bound;
 use holdfast_store::{
     Store, connect, feed,
     listen::Listener,
@@ -17,9 +22,14 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Plan, agents,
     database::{Attempt as _, Database, patiently},
-    fault, roles, signals,
+    fault,
+    metrics::StoreMetrics,
+    roles, signals,
 };
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    otlp::push::{self, Pushing},
+};
 
 /// What a role may take beyond the grace before the process goes without it.
 const LINGER: Duration = Duration::from_secs(8);
@@ -45,10 +55,12 @@ struct Banner {
 }
 
 impl Banner {
-    fn log(&self, bind: Option<SocketAddr>) {
+    /// Says where the process listens: for whoever it serves, and for those who watch it.
+    fn log(&self, bind: Option<SocketAddr>, metrics_bind: Option<SocketAddr>) {
         tracing::info!(
             kind = "server.started",
             bind = bind.map(|bind| bind.to_string()),
+            metrics_bind = metrics_bind.map(|bind| bind.to_string()),
             role = self.role,
             authentication = self.authentication,
             database = self.database,
@@ -151,6 +163,16 @@ async fn run_roles(plan: Plan, shared: Shared, database: String) -> Result<(), F
     };
     let grace = plan.common.grace();
     let shutdown = shared.shutdown.clone();
+    let metrics = StoreMetrics::new(plan.role, shared.store.clone(), shared.listener.clone());
+    metrics
+        .and_then(|metrics| prometheus::register(Box::new(metrics)))
+        .map_err(|error| Failure::Failed(format!("metrics: {error}")))?;
+    let _ = push::pushes();
+    let node = Arc::new(OnceLock::new());
+    let pushing = match &plan.common.otlp_endpoint {
+        Some(endpoint) => Some(Pushing::start(endpoint, plan.role, gather(Arc::clone(&node)))?),
+        None => None,
+    };
     let running: FuturesUnordered<Role> = FuturesUnordered::new();
     if plan.api.is_none() {
         let bind = match plan.common.metrics_bind {
@@ -161,11 +183,17 @@ async fn run_roles(plan: Plan, shared: Shared, database: String) -> Result<(), F
             }
             None => None,
         };
-        banner.log(bind);
+        // Clients that wait for a node look for `bind`, whatever its role.
+        banner.log(bind, bind);
     }
     if let Some(config) = plan.api {
-        let banner = banner.clone();
-        running.push(named("api", roles::api(&shared, config, move |bound| banner.log(Some(bound)))));
+        let (banner, node) = (banner.clone(), Arc::clone(&node));
+        let on_bound = move |bound: Bound| {
+            // Set once: there is one API in a process.
+            let _ = node.set(bound.node);
+            banner.log(Some(bound.bind), bound.metrics);
+        };
+        running.push(named("api", roles::api(&shared, config, on_bound)));
     }
     if let Some(worker) = plan.worker {
         running.push(named("worker", roles::worker(&shared, worker, grace)));
@@ -173,7 +201,24 @@ async fn run_roles(plan: Plan, shared: Shared, database: String) -> Result<(), F
     if let Some(config) = plan.scheduler {
         running.push(named("scheduler", roles::scheduler(&shared, config)));
     }
-    finish(running, shutdown, grace).await
+    let done = finish(running, shutdown, grace).await;
+    if let Some(pushing) = pushing {
+        pushing.finish().await;
+    }
+    done
+}
+
+/// What the process counts, with what only its API node knows once it is bound.
+fn gather(node: Arc<OnceLock<holdfast_api::Shared>>) -> push::Gather {
+    Arc::new(move || {
+        let node = Arc::clone(&node);
+        Box::pin(async move {
+            match node.get() {
+                Some(node) => node.gather().await,
+                None => prometheus::gather(),
+            }
+        })
+    })
 }
 
 fn named(name: &'static str, role: LocalBoxFuture<'static, Result<(), Failure>>) -> Role {

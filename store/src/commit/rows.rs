@@ -261,6 +261,7 @@ fn insert_events<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
             (member.before.event_seq + 1..).zip(&member.events).map(move |(seq, event)| (member, seq, event))
         })
         .collect();
+    writes.events += rows.len();
     writes.push(
         sql::INSERT_EVENTS,
         parameters![

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    ApiKey, Backoff, HttpModelClient, ModelClient, ModelError,
+    ApiKey, Backoff, FailureClass, HttpModelClient, ModelClient, ModelError,
     request_tests::{target, user},
 };
 
@@ -177,7 +177,8 @@ async fn retry_after_is_obeyed() {
     let provider = Provider::new(vec![busy("0.05"), answer("200 OK", "", GOOD)]).await;
     let outcome = ask(&client(), &provider.target(Flavor::OpenAI), false).await;
     assert!(outcome.result.is_ok());
-    assert_eq!(outcome.backoffs, [Backoff { attempt: 1, delay: Duration::from_millis(50) }]);
+    let class = FailureClass::RateLimited;
+    assert_eq!(outcome.backoffs, [Backoff { attempt: 1, delay: Duration::from_millis(50), class }]);
 
     let (outcome, _) = ask_one(Flavor::OpenAI, busy("3600"), false).await;
     let error = outcome.result.expect_err("too long");

@@ -9,6 +9,72 @@ use super::keys::ApiKey;
 /// The longest detail of an error, in characters.
 pub const MAX_DETAIL_CHARS: usize = 500;
 
+/// What kind of failure an attempt to ask a model met, for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureClass {
+    /// The provider wants fewer requests.
+    RateLimited,
+    /// The provider can't be reached, is overloaded, or broke off.
+    Unavailable,
+    /// It took too long.
+    Timeout,
+    /// It refused the key.
+    KeyRefused,
+    /// It knows no such model.
+    UnknownModel,
+    /// It refused the request.
+    Refused,
+    /// It reported an error in an answer that HTTP calls a success.
+    ProviderError,
+    /// Its answer can't be read.
+    Malformed,
+    /// Its answer is too large.
+    TooLarge,
+    /// The agent's settings make no request.
+    Target,
+}
+
+impl FailureClass {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::RateLimited,
+        Self::Unavailable,
+        Self::Timeout,
+        Self::KeyRefused,
+        Self::UnknownModel,
+        Self::Refused,
+        Self::ProviderError,
+        Self::Malformed,
+        Self::TooLarge,
+        Self::Target,
+    ];
+
+    /// Its name as a label.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::RateLimited => "rate_limited",
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::KeyRefused => "key_refused",
+            Self::UnknownModel => "unknown_model",
+            Self::Refused => "refused",
+            Self::ProviderError => "provider_error",
+            Self::Malformed => "malformed",
+            Self::TooLarge => "too_large",
+            Self::Target => "target",
+        }
+    }
+
+    /// What an HTTP status that may pass means.
+    pub(super) fn of_status(status: u16) -> Self {
+        match status {
+            429 => Self::RateLimited,
+            408 | 504 => Self::Timeout,
+            _ => Self::Unavailable,
+        }
+    }
+}
+
 /// Why a model gave no answer. The messages are for people: they name the server, the status and what
 /// the provider said, in at most [`MAX_DETAIL_CHARS`] characters of detail, and never hold a key, a header
 /// or what was asked.
@@ -80,6 +146,8 @@ pub enum ModelError {
         attempts: u32,
         /// The last failure.
         detail: String,
+        /// What kind of failure that was.
+        class: FailureClass,
     },
 }
 
@@ -98,6 +166,21 @@ impl ModelError {
             Self::GaveUp { .. } => "model_unavailable",
         }
     }
+
+    /// What kind of failure the last attempt met.
+    pub fn class(&self) -> FailureClass {
+        match self {
+            Self::Target { .. } => FailureClass::Target,
+            Self::RefusedKey { .. } => FailureClass::KeyRefused,
+            Self::UnknownModel { .. } => FailureClass::UnknownModel,
+            Self::Refused { .. } => FailureClass::Refused,
+            Self::Provider { .. } => FailureClass::ProviderError,
+            Self::Malformed { .. } => FailureClass::Malformed,
+            Self::TooLarge { .. } => FailureClass::TooLarge,
+            Self::AskedToWait { .. } => FailureClass::RateLimited,
+            Self::GaveUp { class, .. } => *class,
+        }
+    }
 }
 
 /// How one attempt failed.
@@ -111,12 +194,14 @@ pub(super) enum Failure {
         detail: String,
         /// The pause that the provider asks for.
         retry_after: Option<Duration>,
+        /// What kind of failure it is.
+        class: FailureClass,
     },
 }
 
 impl Failure {
-    pub(super) fn passing(detail: impl Into<String>) -> Self {
-        Self::Passing { detail: detail.into(), retry_after: None }
+    pub(super) fn passing(class: FailureClass, detail: impl Into<String>) -> Self {
+        Self::Passing { detail: detail.into(), retry_after: None, class }
     }
 
     pub(super) fn malformed(detail: impl Into<String>) -> Self {
@@ -126,16 +211,25 @@ impl Failure {
     /// An error object in an answer with a successful status, or in the middle of a stream.
     pub(super) fn reported(error: &Value, key: Option<&ApiKey>) -> Self {
         let detail = bounded(&message_of(error).unwrap_or_else(|| "without a message".to_owned()), key);
-        let passing = match status_in(error) {
-            Some(status) => passes(status),
-            None => matches!(
-                text(error, "type").or_else(|| text(error, "code")),
+        let class = match status_in(error) {
+            Some(status) => passes(status).then(|| FailureClass::of_status(status)),
+            None => match text(error, "type").or_else(|| text(error, "code")) {
+                Some("rate_limit_error" | "rate_limit_exceeded") => Some(FailureClass::RateLimited),
+                Some("timeout_error") => Some(FailureClass::Timeout),
                 Some(
-                    "overloaded_error" | "rate_limit_error" | "api_error" | "timeout_error" | "server_error"
-                ) | Some("rate_limit_exceeded" | "internal_server_error" | "service_unavailable")
-            ),
+                    "overloaded_error"
+                    | "api_error"
+                    | "server_error"
+                    | "internal_server_error"
+                    | "service_unavailable",
+                ) => Some(FailureClass::Unavailable),
+                _ => None,
+            },
         };
-        if passing { Self::passing(detail) } else { Self::Final(ModelError::Provider { detail }) }
+        match class {
+            Some(class) => Self::passing(class, detail),
+            None => Self::Final(ModelError::Provider { detail }),
+        }
     }
 }
 
@@ -244,11 +338,20 @@ mod tests {
 
     #[test]
     fn reported_errors_pass_by_code_or_type() {
-        let passing = |error| matches!(Failure::reported(&error, None), Failure::Passing { .. });
-        assert!(passing(json!({ "code": 502, "message": "m" })));
-        assert!(passing(json!({ "code": "429", "message": "m" })));
-        assert!(passing(json!({ "type": "overloaded_error", "message": "m" })));
-        assert!(!passing(json!({ "code": 400, "message": "m" })));
-        assert!(!passing(json!({ "type": "invalid_request_error", "message": "m" })));
+        let class = |error| match Failure::reported(&error, None) {
+            Failure::Passing { class, .. } => Some(class),
+            Failure::Final(_) => None,
+        };
+        for (error, expected) in [
+            (json!({ "code": 502, "message": "m" }), Some(FailureClass::Unavailable)),
+            (json!({ "code": "429", "message": "m" }), Some(FailureClass::RateLimited)),
+            (json!({ "type": "overloaded_error", "message": "m" }), Some(FailureClass::Unavailable)),
+            (json!({ "type": "rate_limit_error", "message": "m" }), Some(FailureClass::RateLimited)),
+            (json!({ "type": "timeout_error", "message": "m" }), Some(FailureClass::Timeout)),
+            (json!({ "code": 400, "message": "m" }), None),
+            (json!({ "type": "invalid_request_error", "message": "m" }), None),
+        ] {
+            assert_eq!(class(error.clone()), expected, "{error}");
+        }
     }
 }

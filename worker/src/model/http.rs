@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     anthropic_answer, anthropic_stream,
-    error::{self, Failure, ModelError},
+    error::{self, Failure, FailureClass, ModelError},
     keys::ApiKey,
     openai_answer, openai_stream, sse,
 };
@@ -108,11 +108,10 @@ impl Exchange<'_> {
         let idle = if begun { self.idle } else { Duration::MAX };
         match tokio::time::timeout(idle, response.chunk()).await {
             Ok(chunk) => chunk.map_err(|error| self.broken(&error)),
-            Err(_) => Err(Failure::passing(format!(
-                "{} was silent for {} seconds",
-                self.host(),
-                self.idle.as_secs()
-            ))),
+            Err(_) => {
+                let detail = format!("{} was silent for {} seconds", self.host(), self.idle.as_secs());
+                Err(Failure::passing(FailureClass::Timeout, detail))
+            }
         }
     }
 
@@ -153,10 +152,8 @@ impl Exchange<'_> {
             }
         }
         if !fold.complete() {
-            return Err(Failure::passing(format!(
-                "{} ended its stream before the answer was complete",
-                self.host()
-            )));
+            let detail = format!("{} ended its stream before the answer was complete", self.host());
+            return Err(Failure::passing(FailureClass::Unavailable, detail));
         }
         fold.finish()
     }
@@ -205,7 +202,9 @@ impl Exchange<'_> {
             401 | 403 => ModelError::RefusedKey { key_id: self.key.map(|key| key.id().to_owned()), detail },
             404 => ModelError::UnknownModel { model: self.target.model.clone(), detail },
             429 if error::out_of_quota(body) => ModelError::Refused { status: code, detail },
-            _ if error::passes(code) => return Failure::Passing { detail, retry_after },
+            _ if error::passes(code) => {
+                return Failure::Passing { detail, retry_after, class: FailureClass::of_status(code) };
+            }
             300..=399 => {
                 let detail =
                     format!("{detail} (redirects are not followed: set modelUrl to where the API is)");
@@ -231,7 +230,8 @@ impl Exchange<'_> {
             return Failure::Final(ModelError::Target { detail: format!("no request can be made: {cause}") });
         }
         let doing = if error.is_connect() { "connecting to" } else { "the exchange with" };
-        Failure::passing(format!("{doing} {}: {cause}", self.host()))
+        let class = if error.is_timeout() { FailureClass::Timeout } else { FailureClass::Unavailable };
+        Failure::passing(class, format!("{doing} {}: {cause}", self.host()))
     }
 
     fn host(&self) -> String {

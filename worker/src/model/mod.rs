@@ -41,7 +41,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     anthropic::DEFAULT_MAX_TOKENS,
-    error::{MAX_DETAIL_CHARS, ModelError},
+    error::{FailureClass, MAX_DETAIL_CHARS, ModelError},
     http::{CONNECT_TIMEOUT, IDLE_TIMEOUT, MAX_ANSWER_BYTES},
     keys::{ApiKey, ApiKeys, KeysError, MAX_FILE_BYTES, UnusableKey},
     retry::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::time::Instant;
 
-use super::error::{Failure, ModelError};
+use super::error::{Failure, FailureClass, ModelError};
 
 /// How often a failure that may pass is answered by asking again.
 pub const MAX_RETRIES: usize = 5;
@@ -27,6 +27,8 @@ pub struct Backoff {
     pub attempt: u32,
     /// How long until the next one.
     pub delay: Duration,
+    /// What kind of failure it met.
+    pub class: FailureClass,
 }
 
 /// The times of a series of attempts.
@@ -72,22 +74,22 @@ where
         attempts += 1;
         let limit = (Instant::now() + schedule.attempt).min(end);
         let outcome = tokio::time::timeout_at(limit, attempt()).await;
-        let (detail, retry_after) = match outcome {
+        let (detail, retry_after, class) = match outcome {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(Failure::Final(error))) => return Err(error),
-            Ok(Err(Failure::Passing { detail, retry_after })) => (detail, retry_after),
-            Err(_) => ("the answer took too long".to_owned(), None),
+            Ok(Err(Failure::Passing { detail, retry_after, class })) => (detail, retry_after, class),
+            Err(_) => ("the answer took too long".to_owned(), None, FailureClass::Timeout),
         };
         if let Some(wait) = retry_after.filter(|wait| *wait > LONGEST_RETRY_AFTER) {
             return Err(ModelError::AskedToWait { wait, limit: LONGEST_RETRY_AFTER, detail });
         }
-        let Some(pause) = pauses.next() else { return Err(ModelError::GaveUp { attempts, detail }) };
+        let Some(pause) = pauses.next() else { return Err(ModelError::GaveUp { attempts, detail, class }) };
         let delay = pause.min(schedule.longest_pause).max(retry_after.unwrap_or_default());
         if Instant::now() + delay >= end {
             let detail = format!("{detail} (no time is left to ask again)");
-            return Err(ModelError::GaveUp { attempts, detail });
+            return Err(ModelError::GaveUp { attempts, detail, class });
         }
-        on_backoff(Backoff { attempt: attempts, delay });
+        on_backoff(Backoff { attempt: attempts, delay, class });
         tokio::time::sleep(delay).await;
     }
 }
@@ -115,7 +117,8 @@ mod tests {
     }
 
     fn passing(seconds: Option<u64>) -> Failure {
-        Failure::Passing { detail: "busy".into(), retry_after: seconds.map(Duration::from_secs) }
+        let retry_after = seconds.map(Duration::from_secs);
+        Failure::Passing { detail: "busy".into(), retry_after, class: FailureClass::RateLimited }
     }
 
     #[tokio::test(start_paused = true)]
@@ -142,7 +145,8 @@ mod tests {
     async fn retry_after_is_honoured_up_to_its_limit() {
         let (result, backoffs, elapsed) = run(vec![passing(Some(120))]).await;
         assert_eq!(result.expect("an answer"), 2);
-        assert_eq!(backoffs, [Backoff { attempt: 1, delay: Duration::from_secs(120) }]);
+        let class = FailureClass::RateLimited;
+        assert_eq!(backoffs, [Backoff { attempt: 1, delay: Duration::from_secs(120), class }]);
         assert!(elapsed >= Duration::from_secs(120));
 
         let (result, backoffs, elapsed) = run(vec![passing(Some(121))]).await;
@@ -164,7 +168,11 @@ mod tests {
         let backoffs = Mutex::new(0);
         let count = |_| *backoffs.lock().expect("no panic") += 1;
         let result: Result<(), _> = series(Schedule::default(), &count, std::future::pending).await;
-        assert!(matches!(result, Err(ModelError::GaveUp { attempts: 2, .. })), "{result:?}");
+        let class = FailureClass::Timeout;
+        assert!(
+            matches!(result, Err(ModelError::GaveUp { attempts: 2, class: met, .. }) if met == class),
+            "{result:?}"
+        );
         assert_eq!(*backoffs.lock().expect("no panic"), 1);
         assert_eq!(begin.elapsed(), TOTAL_TIMEOUT);
     }
