@@ -11,7 +11,7 @@ use std::{
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, ValueHint};
 
 use crate::{
-    args::{AgentArgs, ApiArgs, Cli, ClientArgs, CommonArgs, DatabaseArgs, WorkerArgs},
+    args::{AgentArgs, ApiArgs, Cli, ClientArgs, CommonArgs, DatabaseArgs, RetentionArgs, WorkerArgs},
     failure::Failure,
 };
 
@@ -96,6 +96,7 @@ fn configurable() -> Vec<Arg> {
         AgentArgs::augment_args(bare.clone()),
         ApiArgs::augment_args(bare.clone()),
         WorkerArgs::augment_args(bare.clone()),
+        RetentionArgs::augment_args(bare.clone()),
         CommonArgs::augment_args(bare.clone()),
         ClientArgs::augment_args(bare),
     ];

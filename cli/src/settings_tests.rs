@@ -38,6 +38,17 @@ fn flags_win_then_the_environment_then_the_file() {
 }
 
 #[test]
+fn how_long_things_are_kept_is_said_once_for_schedulers_and_for_the_report() {
+    let (env, toml) = ([("HOLDFAST_RETIRE_AFTER_DAYS", "90")], "keep-events-days = 3\narchive = true");
+    let kept = serve(&[], &env, toml).retention;
+    assert_eq!((kept.keep_events_days, kept.retire_after_days, kept.archive), (3, 90, true));
+    let Do::Status(status) = parse(&["status"], &env, toml).expect("parses").command else {
+        panic!("a status")
+    };
+    assert_eq!((status.keep_events_days, status.retire_after_days, status.keep_archives_days), (3, 90, 0));
+}
+
+#[test]
 fn lists_switches_and_paths_are_read_from_each_source() {
     let toml =
         "agent-file = [\"a.json\", \"/b.json\"]\nallow-anonymous = true\nadmin-owners = [\"x\", \"y\"]";

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use crate::{Store, errors::StoreError, sql};
@@ -47,12 +48,21 @@ pub struct Usage {
 /// # Errors
 /// [`StoreError`] as the database has it.
 pub async fn read(store: &Store, owner: &str) -> Result<(Limits, Usage), StoreError> {
+    let mut connection = store.read().acquire().await?;
+    Ok(read_with(&mut connection, owner).await?)
+}
+
+/// As [`read`], on a connection of the caller's.
+pub(crate) async fn read_with(
+    connection: &mut PgConnection,
+    owner: &str,
+) -> Result<(Limits, Usage), sqlx::Error> {
     let limits = sqlx::query_as!(
         Limits,
         "SELECT max_running, runs_per_minute, max_queued FROM owner_limits WHERE owner = $1",
         owner
     )
-    .fetch_optional(store.read())
+    .fetch_optional(&mut *connection)
     .await?;
     let usage = sqlx::query_as!(
         Usage,
@@ -61,7 +71,7 @@ pub async fn read(store: &Store, owner: &str) -> Result<(Limits, Usage), StoreEr
         owner,
         MAX_USAGE
     )
-    .fetch_one(store.read())
+    .fetch_one(&mut *connection)
     .await?;
     Ok((limits.unwrap_or_default(), usage))
 }

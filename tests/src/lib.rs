@@ -1,6 +1,6 @@
 //! What the tests of the whole share: a Postgres with a migrated template database, a store over a
 //! copy of it, a worker's hand without a model, a proxy that breaks connections at chosen moments, and
-//! whole nodes as processes with clients that try again.
+//! whole nodes as processes with clients that try again, and what `holdfast status` says of it all.
 
 pub mod chaos;
 pub mod cluster;
@@ -11,6 +11,7 @@ pub mod planted;
 pub mod proxy;
 pub mod scrape;
 pub mod sse;
+pub mod status;
 pub mod step;
 pub mod store;
 pub mod wire;

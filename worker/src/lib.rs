@@ -5,6 +5,7 @@
 //! stops its task at once.
 
 mod calls;
+pub mod cause;
 mod claims;
 mod drive;
 mod heartbeat;

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use uuid::Uuid;
 
 use super::{AgentArgs, DatabaseArgs, KeyArgs};
 
@@ -77,6 +78,30 @@ pub(crate) struct CheckArgs {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
+    /// Explain one session instead: where it stands, who holds it, what it waits for
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<Uuid>,
+    /// Tell of one owner's sessions only, and of its limits; '' is the owner of clients without a name
+    #[arg(long, value_name = "NAME", conflicts_with = "session")]
+    pub(crate) owner: Option<String>,
+    /// Exit with 1 if something needs attention
+    #[arg(long, conflicts_with = "session")]
+    pub(crate) check: bool,
+    /// After how long a due run that nothing explains needs attention
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(i64).range(1..=86_400))]
+    pub(crate) old_run: i64,
+    /// After how long an open transaction needs attention
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(i64).range(1..=86_400))]
+    pub(crate) long_transaction: i64,
+    /// For how long events can be replayed, as the scheduler was told
+    #[arg(long, value_name = "DAYS", default_value_t = 7, value_parser = clap::value_parser!(u64).range(1..=36_500))]
+    pub(crate) keep_events_days: u64,
+    /// After how long sessions are retired, as the scheduler was told; 0, never, shows what 30 days would do
+    #[arg(long, value_name = "DAYS", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=36_500))]
+    pub(crate) retire_after_days: i32,
+    /// After how long archives are deleted, as the scheduler was told; 0, never, shows what 365 days would do
+    #[arg(long, value_name = "DAYS", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=36_500))]
+    pub(crate) keep_archives_days: i32,
     /// Report as JSON
     #[arg(long)]
     pub(crate) json: bool,

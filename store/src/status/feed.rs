@@ -2,6 +2,9 @@
 
 use chrono::{DateTime, Utc};
 
+use sqlx::PgConnection;
+
+use super::within;
 use crate::{Store, errors::StoreError};
 
 /// How many of the events that the feed can't show yet are counted at most.
@@ -38,6 +41,19 @@ pub struct Writer {
 /// # Errors
 /// [`StoreError`] as the database has it.
 pub async fn feed(store: &Store) -> Result<FeedState, StoreError> {
+    let mut connection = store.read().acquire().await?;
+    Ok(read(&mut connection).await?)
+}
+
+/// As [`feed`], in the time that a section of a report has.
+///
+/// # Errors
+/// As [`feed`].
+pub async fn feed_within(store: &Store) -> Result<Option<FeedState>, StoreError> {
+    within(store, async |tx| read(tx).await).await
+}
+
+async fn read(connection: &mut PgConnection) -> Result<FeedState, sqlx::Error> {
     // The writer first: events that it held back until the second question are no lag of the feed's.
     let oldest_writer = sqlx::query_as!(
         Writer,
@@ -49,7 +65,7 @@ pub async fn feed(store: &Store) -> Result<FeedState, StoreError> {
                  SELECT NULL, gid, database::text, 'prepared', prepared, age(transaction) FROM pg_prepared_xacts) w
            ORDER BY age DESC LIMIT 1"#
     )
-    .fetch_optional(store.read())
+    .fetch_optional(&mut *connection)
     .await?;
     let held = sqlx::query!(
         r#"SELECT count(*) AS "events!",
@@ -58,7 +74,7 @@ pub async fn feed(store: &Store) -> Result<FeedState, StoreError> {
                  ORDER BY xid, session_id, seq LIMIT $1) held"#,
         HELD_BACK_COUNTED
     )
-    .fetch_one(store.read())
+    .fetch_one(&mut *connection)
     .await?;
     Ok(FeedState { held_back: held.events, lag_micros: held.lag_micros.max(0), oldest_writer })
 }
