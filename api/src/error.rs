@@ -125,7 +125,8 @@ impl From<StoreError> for ApiError {
         let conflict = |code, message: &str| Self::new(StatusCode::CONFLICT, code, message);
         match error {
             StoreError::Unavailable(_) => {
-                tracing::warn!(kind = "http.unavailable", %error, "a request met no database");
+                // The store has said what is wrong, once.
+                tracing::debug!(%error, "a request met no database");
                 Self::unavailable("the database is away; try again")
             }
             StoreError::Rival => Self::unavailable("too many changes at once; try again"),

@@ -84,7 +84,7 @@ pub(crate) async fn readyz(State(api): State<Shared>) -> Answer<Json<Health>> {
                 ));
             }
             Ok(Err(error)) => {
-                tracing::warn!(kind = "http.unavailable", %error, "the schema couldn't be read");
+                tracing::debug!(%error, "the schema couldn't be read");
                 return Err(ApiError::unavailable("the database is away; try again"));
             }
             Err(_) => return Err(ApiError::unavailable("the database takes too long to answer")),

@@ -4,6 +4,7 @@
 //! schedulers may run; losing all of them delays timers and clean-up and nothing else. A pass also
 //! runs when its scheduler starts, since a tick that fell into a restart is lost.
 
+mod clocks;
 mod metrics;
 
 use std::{pin::pin, str::FromStr, sync::Arc, time::Duration};
@@ -21,7 +22,7 @@ use tokio::{sync::Mutex, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
-use crate::metrics::Outcome;
+use crate::{clocks::Clocks, metrics::Outcome};
 
 /// Rows that one statement of a pass touches at the most.
 const BATCH: i64 = 500;
@@ -57,6 +58,7 @@ impl Default for Config {
 struct Office {
     store: Store,
     config: Config,
+    clocks: Mutex<Clocks>,
     /// Where the next look for closed sessions begins.
     sweep: Mutex<Uuid>,
 }
@@ -82,6 +84,12 @@ const PASSES: &[Pass] = &[
         name: "promote_timers",
         when: "* * * * * *",
         batch: |office| passes::promote_timers(&office.store, BATCH).boxed(),
+    },
+    Pass { name: "watch_clock", when: "* * * * * *", batch: |office| watch_clock(office).boxed() },
+    Pass {
+        name: "mend_clock",
+        when: "*/10 * * * * *",
+        batch: |office| passes::mend_clock(&office.store, BATCH).boxed(),
     },
     Pass {
         name: "purge_deleted",
@@ -131,6 +139,22 @@ async fn retire_closed(office: &Office) -> Result<u64, StoreError> {
     Ok(LOOKS)
 }
 
+/// Says that a clock has jumped, and at once mends what one that was set back has left.
+async fn watch_clock(office: &Office) -> Result<u64, StoreError> {
+    let asked = Instant::now();
+    let database = passes::clock(&office.store).await?;
+    let jumps = office.clocks.lock().await.tick(asked, Instant::now(), Utc::now(), database);
+    for (whose, by) in &jumps {
+        tracing::warn!(
+            kind = "clock.jumped",
+            whose,
+            seconds = by.num_seconds(),
+            "leases and due times are moved where it was set back"
+        );
+    }
+    if jumps.is_empty() { Ok(0) } else { passes::mend_clock(&office.store, BATCH).await }
+}
+
 async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
     match office.config.keep_archives_days {
         Some(days) => retire::forget_archives(&office.store, days, BATCH).await,
@@ -142,7 +166,7 @@ async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
 pub async fn run(store: Store, config: Config, shutdown: CancellationToken) {
     metrics::begin();
     let tasks = TaskTracker::new();
-    let office = Arc::new(Office { store, config, sweep: Mutex::default() });
+    let office = Arc::new(Office { store, config, sweep: Mutex::default(), clocks: Mutex::default() });
     for pass in PASSES {
         tasks.spawn(keep(pass, Arc::clone(&office), shutdown.clone()));
     }

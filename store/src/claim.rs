@@ -10,6 +10,7 @@ use holdfast_engine::{
     decide::Mode,
     ids::{SessionId, WorkerId},
 };
+use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
@@ -17,6 +18,7 @@ use crate::{
     Store,
     errors::StoreError,
     letters::mode,
+    outage,
     plant::altered,
     retry::against_rivals,
     sql,
@@ -24,7 +26,7 @@ use crate::{
 };
 
 /// A run that a worker holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// Whose run.
     pub session: SessionId,
@@ -331,6 +333,7 @@ pub async fn heartbeat(
     let client = store.lease_client().await?;
     let statement = client.prepare_cached(altered(sql::HEARTBEAT)).await?;
     let rows = client.query(&statement, &[&sessions, &epochs, &ttl.as_secs_f64()]).await?;
+    outage::worked();
     let mut standing: HashMap<(SessionId, i64), Beat> = HashMap::with_capacity(held.len());
     for beat in beats(&rows)? {
         let known = standing.entry((beat.session, beat.epoch)).or_insert(beat);

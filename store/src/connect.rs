@@ -29,6 +29,8 @@ use tokio::time::Instant;
 
 use crate::counters::{COUNTERS, Histogram, micros};
 
+use crate::outage;
+
 pub(crate) use backoff::Backoff;
 pub use fault::{Fault, is_retryable, is_transient};
 pub(crate) use target::{RawConnection, Session, Target};
@@ -133,6 +135,15 @@ impl ConnectError {
             Self::Pool(error) => Fault::of_pool(error),
             Self::Postgres(error) => Fault::of(error),
             Self::Sqlx(error) => Fault::of_sqlx(error),
+        }
+    }
+
+    /// The SQLSTATE, or one that says as much: a server that is too slow.
+    pub(crate) fn code(&self) -> Option<&str> {
+        match self {
+            Self::PoolTimeout { .. } | Self::Slow { .. } => Some("57014"),
+            Self::Postgres(error) => error.code().map(tokio_postgres::error::SqlState::code),
+            _ => None,
         }
     }
 }
@@ -308,6 +319,7 @@ impl Db {
         match tokio::time::timeout(CONNECT_TIMEOUT, client.simple_query("SELECT 1")).await {
             Ok(answer) => {
                 answer?;
+                outage::worked();
                 Ok(())
             }
             Err(_) => Err(ConnectError::Slow { what: "a ping", limit: CONNECT_TIMEOUT }),

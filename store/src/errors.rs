@@ -5,6 +5,7 @@ use holdfast_engine::content::BlobError;
 use crate::{
     connect::{ConnectError, Fault},
     counters::{COUNTERS, ErrorKind},
+    outage,
 };
 
 /// Why a store function has no answer.
@@ -77,13 +78,22 @@ impl StoreError {
         matches!(self, Self::Unavailable(_))
     }
 
+    /// What it is when the database doesn't answer for too long.
+    pub fn late(what: &str) -> Self {
+        let kind = Some(ErrorKind::StatementTimeout);
+        Self::of(Fault::Unavailable, kind, Some("57014"), format!("{what} takes too long"))
+    }
+
     /// Every error of the database comes through here, and is counted once.
     fn of(fault: Fault, kind: Option<ErrorKind>, code: Option<&str>, message: String) -> Self {
         if let Some(kind) = kind {
             COUNTERS.failed(kind);
         }
         match fault {
-            Fault::Unavailable => Self::Unavailable(message),
+            Fault::Unavailable => {
+                outage::failed(outage::cause(code), &message);
+                Self::Unavailable(message)
+            }
             Fault::Retryable => Self::Rival,
             Fault::Permanent => Self::Database { code: code.unwrap_or("client").to_owned(), message },
         }
@@ -108,7 +118,7 @@ impl From<ConnectError> for StoreError {
             }
             _ => kind(fault, None),
         };
-        Self::of(fault, kind, None, error.to_string())
+        Self::of(fault, kind, error.code(), error.to_string())
     }
 }
 

@@ -27,6 +27,7 @@ pub mod load;
 pub mod loader;
 pub mod migrate;
 pub mod notify;
+mod outage;
 pub mod passes;
 pub mod plant;
 pub mod quota;

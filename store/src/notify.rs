@@ -168,11 +168,15 @@ impl Shared {
 async fn run(target: Target, shared: Arc<Shared>) {
     let mut backoff = Backoff::new();
     loop {
-        match serve(&target, &shared, &mut backoff).await {
+        let ended = serve(&target, &shared, &mut backoff).await;
+        let connected = shared.with(|queue| std::mem::replace(&mut queue.stats.connected, false));
+        match ended {
             Ok(()) => tracing::info!("the notifier's connection was closed; reconnecting"),
-            Err(error) => tracing::warn!(%error, "the notifier has no connection; reconnecting"),
+            Err(error) if connected => {
+                tracing::warn!(%error, "the notifier lost its connection; reconnecting")
+            }
+            Err(error) => tracing::debug!(%error, "the notifier can't connect; trying again"),
         }
-        shared.with(|queue| queue.stats.connected = false);
         tokio::time::sleep(backoff.step()).await;
     }
 }

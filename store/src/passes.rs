@@ -48,6 +48,60 @@ pub async fn forget_workers(store: &Store) -> Result<u64, StoreError> {
     Ok(done.rows_affected())
 }
 
+/// What the database's clock says.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn clock(store: &Store) -> Result<DateTime<Utc>, StoreError> {
+    let now = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "now!""#).fetch_one(store.read()).await?;
+    Ok(now)
+}
+
+/// Moves times back that lie where no honest one can, as a clock that was set back by more than a minute leaves
+/// them: leases of workers that were last heard of in the future, by as much as they are ahead; due times of
+/// queued runs, which are never put off for so long; and the times at which owners' buckets were filled. Without,
+/// runs would stand still for as long as the clock was set back.
+///
+/// A lease outlives the moment at which its worker was last heard of, until it is moved. Then it stands for what
+/// was left of it and for five seconds, the age that a worker's entry may have: a holder that lives renews it
+/// before. Returns how many were moved.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn mend_clock(store: &Store, limit: i64) -> Result<u64, StoreError> {
+    let leases = sqlx::query!(
+        "WITH ahead AS MATERIALIZED (
+             SELECT id, seen_at, seen_at - now() AS by FROM workers WHERE seen_at > now() + interval '1 minute'
+         ), late AS MATERIALIZED (
+             SELECT r.session_id, greatest(r.lease_until - ahead.by, now()) + interval '5 seconds' AS until
+             FROM ahead JOIN runs r ON r.worker = ahead.id
+             WHERE r.state = 'claimed' AND r.lease_until > ahead.seen_at
+             ORDER BY r.session_id LIMIT $1 FOR UPDATE OF r SKIP LOCKED
+         )
+         UPDATE runs r SET lease_until = late.until FROM late WHERE r.session_id = late.session_id",
+        limit
+    )
+    .execute(store.read())
+    .await?;
+    let due = sqlx::query!(
+        "UPDATE runs SET available_at = now() WHERE session_id IN (
+             SELECT session_id FROM runs WHERE state = 'queued' AND available_at > now() + interval '1 minute'
+             ORDER BY session_id LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit
+    )
+    .execute(store.read())
+    .await?;
+    let buckets = sqlx::query!(
+        "UPDATE owner_limits SET filled_at = now() WHERE owner IN (
+             SELECT owner FROM owner_limits WHERE filled_at > now() + interval '1 minute'
+             ORDER BY owner LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit
+    )
+    .execute(store.read())
+    .await?;
+    Ok(leases.rows_affected() + due.rows_affected() + buckets.rows_affected())
+}
+
 /// How many days of partitions are made ahead.
 const DAYS_AHEAD: u64 = 3;
 

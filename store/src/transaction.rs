@@ -11,7 +11,7 @@ use std::{
 use deadpool_postgres::{Client, Object};
 use tokio_postgres::{Row, Statement, types::ToSql};
 
-use crate::{counters::COUNTERS, errors::StoreError, plant};
+use crate::{counters::COUNTERS, errors::StoreError, outage, plant};
 
 /// Parameters of a statement that is awaited.
 pub(crate) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
@@ -164,6 +164,7 @@ impl Transaction {
         }
         self.open.store(false, Ordering::Relaxed);
         COUNTERS.events_written.add(writes.events as u64);
+        outage::worked();
         Ok(())
     }
 

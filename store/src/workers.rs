@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use holdfast_engine::ids::WorkerId;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError};
+use crate::{Store, errors::StoreError, outage};
 
 /// A worker process as it is registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +52,7 @@ pub async fn register(
     )
     .execute(store.read())
     .await?;
+    outage::worked();
     Ok(())
 }
 

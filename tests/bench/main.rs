@@ -10,6 +10,7 @@ mod fairness;
 mod fanout;
 mod flags;
 mod growth;
+mod memory;
 mod model;
 mod nodes;
 mod parked;
@@ -25,7 +26,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-const USAGE: &str = "usage: bench engine|growth|resume|parked|fanout|fairness|bloat|takeover [FLAGS]";
+const USAGE: &str = "usage: bench engine|growth|resume|parked|fanout|fairness|bloat|memory|takeover [FLAGS]";
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -56,6 +57,7 @@ async fn measure(program: &str, flags: &[String]) -> Result<()> {
         "fairness" => Box::pin(fairness::measure(flags)).await,
         "takeover" => Box::pin(takeover::measure(flags)).await,
         "bloat" => Box::pin(bloat::measure(flags)).await,
+        "memory" => Box::pin(memory::measure(flags)).await,
         _ => anyhow::bail!(USAGE),
     }
 }

@@ -133,6 +133,7 @@ pub(crate) async fn with_worker<T>(
         labels: Vec::new(),
         agents: vec![agent],
         keys: ApiKeys::default(),
+        alone: None,
     };
     let worker = holdfast_worker::run_with(store.clone(), listener, config, model, stop.clone());
     let working = async {

@@ -4,12 +4,15 @@
 
 pub mod chaos;
 pub mod cluster;
+pub mod faketime;
 pub mod gates;
 pub mod load;
+pub mod memory;
 pub mod otlp;
 pub mod planted;
 pub mod proxy;
 pub mod scrape;
+pub mod server;
 pub mod sse;
 pub mod status;
 pub mod step;

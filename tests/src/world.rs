@@ -233,6 +233,22 @@ impl Node {
         self.log.lock().map(|lines| lines.join("\n")).unwrap_or_default()
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The most memory that it has had resident so far, in bytes, as Linux has it.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn peak_memory(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+        Ok(kib * 1024)
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

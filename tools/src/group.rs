@@ -9,11 +9,13 @@ use tokio::{
     time::timeout,
 };
 
+use crate::stragglers;
+
 /// How long a killed program may take to be gone; one that the kernel won't let go is left to the
 /// runtime's reaper.
 const REAP_LIMIT: Duration = Duration::from_secs(2);
 
-/// A running process group. Dropping it kills every member.
+/// A running process group. Dropping it kills every member, and whoever has left it.
 ///
 /// The leader isn't reaped before the group was killed: until then its id, which is the group's,
 /// can't be given to anybody else, so a signal never strikes a stranger. (Where the system has no
@@ -22,6 +24,8 @@ pub(crate) struct Group {
     child: Child,
     leader: Pid,
     exit: Option<AsyncFd<OwnedFd>>,
+    /// What everything that the leader starts is known by.
+    mark: String,
     ended: bool,
 }
 
@@ -31,13 +35,15 @@ impl Group {
     /// # Errors
     /// Those of starting a program.
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        let child = command.process_group(0).kill_on_drop(true).spawn()?;
-        let leader = child
-            .id()
-            .and_then(|id| i32::try_from(id).ok())
-            .and_then(Pid::from_raw)
-            .ok_or_else(|| io::Error::other("the new process has no id"))?;
-        Ok(Self { child, leader, exit: exit_watch(leader), ended: false })
+        let mark = stragglers::mark();
+        command.env(stragglers::MARK, &mark);
+        let started = command.process_group(0).kill_on_drop(true).spawn().and_then(|child| {
+            let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+            Ok((child, leader.ok_or_else(|| io::Error::other("the new process has no id"))?))
+        });
+        let (child, leader) = started.inspect_err(|_| stragglers::unstarted(&mark))?;
+        stragglers::started(&mark, leader);
+        Ok(Self { child, leader, exit: exit_watch(leader), mark, ended: false })
     }
 
     /// The leader's pipes, once.
@@ -59,14 +65,16 @@ impl Group {
         let _ = kill_process_group(self.leader, signal);
     }
 
-    /// Kills what is left of the group and says how the leader ended.
+    /// Kills what is left of the group, and what has left it, and says how the leader ended.
     ///
     /// # Errors
     /// When the leader doesn't go away.
     pub(crate) async fn end(mut self) -> io::Result<ExitStatus> {
         self.signal(Signal::KILL);
         self.ended = true;
-        timeout(REAP_LIMIT, self.child.wait()).await.map_err(|_| io::ErrorKind::TimedOut)?
+        let status = timeout(REAP_LIMIT, self.child.wait()).await;
+        stragglers::ended(&self.mark, self.leader).await;
+        status.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
 
@@ -74,6 +82,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         if !self.ended {
             self.signal(Signal::KILL);
+            stragglers::abandoned(std::mem::take(&mut self.mark), self.leader);
         }
     }
 }

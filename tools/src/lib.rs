@@ -10,8 +10,9 @@
 //! - Nothing starts before the model's arguments fit the tool's schema; a misfit is told in words
 //!   that the model can act on.
 //! - Every program leads a process group of its own, and no member of that group outlives the call:
-//!   not after a timeout, a cancellation, a dropped future, nor a normal end. A program that moves
-//!   to a session of its own (`setsid`) leaves the group and the promise.
+//!   not after a timeout, a cancellation, a dropped future, nor a normal end. On Linux nor does what
+//!   left the group, as daemons do; elsewhere a program that moves to a session of its own (`setsid`)
+//!   leaves the promise too.
 //! - Memory is bounded whatever a program prints ([`MAX_OUTPUT`], [`MAX_MEDIA`]), and whoever reads a
 //!   shortened or repaired result is told so.
 //! - Holdfast's own settings (`HOLDFAST_*`, `DATABASE_URL`) are not in a program's environment;
@@ -29,6 +30,11 @@ mod progress;
 mod scan;
 mod schema;
 mod script;
+#[cfg(target_os = "linux")]
+mod stragglers;
+#[cfg(not(target_os = "linux"))]
+#[path = "stragglers_elsewhere.rs"]
+mod stragglers;
 mod toolbox;
 
 pub use agent_file::{LoadError, LoadedAgent, MAX_AGENT_FILE, load_agent, load_dir};

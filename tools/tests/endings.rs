@@ -95,15 +95,110 @@ async fn a_descendant_that_holds_the_output_delays_nothing() {
     gone(pid(&bench.file("child"))).await;
 }
 
+/// Starts a daemon: a child of a child that has gone, in a session of its own, with `how` before it, which lives on
+/// and notes its id.
+fn daemon(how: &str) -> String {
+    format!(
+        r#"cd "$(dirname "$0")"; {how} setsid bash -c 'trap "" TERM HUP; (echo $BASHPID > pid; mv pid child; exec sleep 1000) & exit' </dev/null >/dev/null 2>&1 &
+        until [ -e child ]; do sleep 0.01; done;"#
+    )
+}
+
 #[tokio::test]
-async fn a_descendant_that_left_the_group_delays_nothing() {
+async fn a_descendant_that_left_the_group_ends_with_the_call() {
     let body = r#"cd "$(dirname "$0")"; setsid sleep 1000 & echo $! > child; echo done"#;
     let bench = Bench::plain(body).await;
     assert_eq!(text(bench.call(&json!({})).await), "done\n");
-    let escaped = rustix::process::Pid::from_raw(pid(&bench.file("child"))).expect("an id");
-    // Alive or just killed before it left the group; never left behind by this test.
-    let _ = rustix::process::kill_process(escaped, rustix::process::Signal::KILL);
-    gone(escaped.as_raw_nonzero().get()).await;
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_daemon_ends_with_the_call() {
+    let bench = Bench::plain(&format!("{} echo done", daemon(""))).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_daemon_ends_with_a_call_that_is_dropped() {
+    let bench = Bench::plain(&format!("{} echo ready; sleep 1000", daemon(""))).await;
+    let ready = Notify::new();
+    let tell = |_: Progress| ready.notify_one();
+    let (context, cancel) = (context(), CancellationToken::new());
+    tokio::select! {
+        outcome = bench.script.call("{}", &context, &cancel, Some(&tell)) => panic!("it ended: {outcome:?}"),
+        () = ready.notified() => {}
+    }
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_daemon_without_an_environment_ends_when_no_call_can_have_started_it() {
+    let bench = Bench::plain(&format!("{} echo done", daemon("env -i PATH=\"$PATH\""))).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    gone(pid(&bench.file("child"))).await;
+}
+
+#[tokio::test]
+async fn the_daemon_of_a_call_that_goes_on_is_left_alone() {
+    let going = Bench::plain(&format!(
+        "{} echo ready; until [ -e end ]; do sleep 0.01; done; kill -0 $(cat child) && echo lives",
+        daemon("")
+    ))
+    .await;
+    let other = Bench::plain(&format!("{} echo done", daemon(""))).await;
+    let ready = Notify::new();
+    let tell = |_: Progress| ready.notify_one();
+    let (context, cancel) = (context(), CancellationToken::new());
+    let others = async {
+        ready.notified().await;
+        assert_eq!(text(other.call(&json!({})).await), "done\n");
+        gone(pid(&other.file("child"))).await;
+        fs::write(going.file("end"), "").expect("written");
+    };
+    let (outcome, ()) = tokio::join!(going.script.call("{}", &context, &cancel, Some(&tell)), others);
+    assert_eq!(text(outcome), "ready\nlives\n");
+    gone(pid(&going.file("child"))).await;
+}
+
+#[tokio::test]
+async fn a_storm_of_processes_ends_with_the_call() {
+    // Each is a session of its own, and starts the next two until there are a few hundred.
+    let storm = r#"cd "$(dirname "$0")"
+cat > storm.sh <<'STORM'
+echo $$ >> pids
+[ "$1" -gt 0 ] && for i in 1 2; do setsid bash storm.sh $(($1 - 1)) </dev/null >/dev/null 2>&1 & done
+exec sleep 1000
+STORM
+bash storm.sh 6 & while [ "$(wc -l < pids 2>/dev/null || echo 0)" -lt 60 ]; do sleep 0.01; done; echo done"#;
+    let bench = Bench::plain(storm).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    let pids = fs::read_to_string(bench.file("pids")).expect("they noted their ids");
+    for id in pids.lines() {
+        gone(id.parse().expect("an id")).await;
+    }
+}
+
+#[tokio::test]
+async fn who_closes_its_output_and_goes_on_is_waited_for() {
+    let bench = Bench::plain("echo said; exec >&- 2>&-; sleep 0.5; touch \"$(dirname \"$0\")/later\"").await;
+    assert_eq!(text(bench.call(&json!({})).await), "said\n");
+    assert!(bench.file("later").exists(), "it had its time");
+    let endless = Bench::plain(&format!("{DESCENDANT} exec >&- 2>&-; while :; do wait; done")).await;
+    let mut context = context();
+    context.timeout = Some(Duration::from_millis(700));
+    let message = failure(endless.call_in(&json!({}), &context).await);
+    assert!(message.contains("longer than"), "{message}");
+    gone(pid(&endless.file("child"))).await;
+}
+
+#[tokio::test]
+async fn who_never_reads_its_input_holds_up_nothing() {
+    let description = json!({"slug": "deaf", "description": "Hears nothing.", "args": [
+        {"name": "text", "description": "", "type": "string", "backing_type": "string", "arity": "single", "mode": "stdin"}]});
+    let bench = Bench::new(description, "echo heard nothing").await;
+    let text_in = "x".repeat(4 << 20);
+    assert_eq!(text(bench.call(&json!({"text": text_in})).await), "heard nothing\n");
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! Why a session failed, by the words that its status keeps: what people count failures by.
 
+use crate::MAX_TAKEOVERS;
+
 /// How the words of each cause begin, with its stable name.
 const CAUSES: &[(&str, &str)] = &[
-    ("poison: ", "poison"),
+    ("poison", "poison"),
     ("internal: ", "internal"),
     ("no API key ", "model_key_missing"),
     ("the agent's model settings can't be used", "model_target"),
@@ -23,9 +25,11 @@ pub fn cause(detail: &str) -> &'static str {
     known.map_or("other", |(_, name)| name)
 }
 
-/// How many workers died over a session that failed as poison, as its detail says.
+/// How many workers died over a session that failed as poison. Earlier releases said it in the detail.
 pub fn deaths(detail: &str) -> Option<i32> {
-    detail.strip_prefix("poison: ")?.split(' ').next()?.parse().ok()
+    let said = detail.strip_prefix("poison")?;
+    let Some(said) = said.strip_prefix(": ") else { return Some(MAX_TAKEOVERS) };
+    said.split(' ').next()?.parse().ok()
 }
 
 /// Whether a cause is one that no repetition removes: settings, keys and names that are wrong.
@@ -39,7 +43,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        drive::Gone,
+        lease::POISON,
         model::{FailureClass, ModelError},
     };
 
@@ -61,8 +65,9 @@ mod tests {
         for error in errors {
             assert_eq!(cause(&error.to_string()), error.code(), "{error}");
         }
-        let poison = Gone::Poison(5).to_string();
-        assert_eq!((cause(&poison), deaths(&poison)), ("poison", Some(5)));
+        assert_eq!((cause(POISON), deaths(POISON)), ("poison", Some(MAX_TAKEOVERS)));
+        let earlier = "poison: 4 workers died over this run";
+        assert_eq!((cause(earlier), deaths(earlier)), ("poison", Some(4)));
         assert_eq!(cause("internal: illegal: x"), "internal");
         assert_eq!(cause("no API key \"x\" is configured on this worker"), "model_key_missing");
         assert_eq!((cause("something else"), deaths("something else")), ("other", None));

@@ -130,7 +130,11 @@ impl Claimer {
                 Err(error) => {
                     let pause = BACKOFF[self.failures.min(BACKOFF.len() - 1)];
                     self.failures += 1;
-                    tracing::warn!(kind = "worker.claim_failed", %error, delay_ms = pause.as_millis(), "runs can't be claimed");
+                    if error.is_unavailable() {
+                        tracing::debug!(%error, delay_ms = pause.as_millis(), "runs can't be claimed");
+                    } else {
+                        tracing::warn!(kind = "worker.claim_failed", %error, delay_ms = pause.as_millis(), "runs can't be claimed");
+                    }
                     pause
                 }
             };

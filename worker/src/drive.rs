@@ -49,7 +49,7 @@ pub(crate) enum Gone {
     #[error("the session is deleted")]
     Deleted,
     /// A run that ends its workers time and again is ended before it ends another one.
-    #[error("poison: {0} workers died over this run")]
+    #[error("{0} workers died over this run")]
     Poison(i32),
     /// The store can't say what the run needs.
     #[error(transparent)]

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use futures::FutureExt;
 use holdfast_engine::ids::SessionId;
 use holdfast_store::{
-    claim,
+    StoreError, claim,
     listen::{Heard, Listener, Subscription},
     notify::Channel,
 };
@@ -49,12 +49,13 @@ impl Keeping {
         *self = Self { since: sent, ..Self::new() };
     }
 
-    /// Notes that `leases` couldn't be renewed; once they have ended for that, says so.
+    /// Notes that `leases` couldn't be renewed, and says so of the first that failed; once they have ended for
+    /// that, says so too.
     fn failed(&mut self, shared: &Shared, leases: usize, why: &str) {
-        self.failing = true;
+        let first = !std::mem::replace(&mut self.failing, true);
         self.at_risk = self.at_risk.max(leases);
         let since = self.since.elapsed();
-        if leases > 0 {
+        if leases > 0 && first {
             tracing::warn!(
                 kind = "worker.heartbeat_failed",
                 worker_id = %shared.id,
@@ -187,7 +188,7 @@ async fn beat(
             None
         }
         Err(_) => {
-            keeping.failed(shared, asked.len(), "the database doesn't answer");
+            keeping.failed(shared, asked.len(), &StoreError::late("a heartbeat").to_string());
             None
         }
     };

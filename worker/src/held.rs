@@ -84,6 +84,14 @@ impl Held {
         }
     }
 
+    /// Holds a lease no longer.
+    fn forget(&self, session: SessionId, epoch: i64) {
+        let mut held = self.lock();
+        if held.get(&session).is_some_and(|entry| entry.epoch == epoch) {
+            held.remove(&session);
+        }
+    }
+
     /// Names of all leases.
     pub(crate) fn list(&self) -> Vec<(SessionId, i64)> {
         self.lock().iter().map(|(session, entry)| (*session, entry.epoch)).collect()
@@ -202,8 +210,14 @@ impl Slot {
     }
 
     /// Gives the lease back, but so that the run waits before it is claimed again.
-    pub(crate) fn put_off(mut self) {
-        self.delay = AFTER_FAULT;
+    pub(crate) fn put_off(mut self, delay: Duration) {
+        self.delay = delay;
+    }
+
+    /// Another process renews the lease from here on, and gives it back: what is kept is the place.
+    pub(crate) fn hand_over(&mut self) {
+        self.shared.held.forget(self.lease.session, self.lease.epoch);
+        self.over = true;
     }
 
     /// Waits for mail above `cursor` that woke the run.
@@ -219,12 +233,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         metrics::slot_freed();
         let name = (self.lease.session, self.lease.epoch);
-        {
-            let mut held = self.shared.held.lock();
-            if held.get(&name.0).is_some_and(|entry| entry.epoch == name.1) {
-                held.remove(&name.0);
-            }
-        }
+        self.shared.held.forget(name.0, name.1);
         if self.lease.throttled {
             self.shared.freed.notify_one();
         }
@@ -238,6 +247,9 @@ impl Drop for Slot {
         self.shared.drives.spawn(async move {
             match claim::release(&store, &[name], delay, panic).await {
                 Ok(_) => store.at("run.released").await,
+                Err(error) if error.is_unavailable() => {
+                    tracing::debug!(%error, session_id = %name.0, "couldn't give a lease back; it expires");
+                }
                 Err(error) => {
                     tracing::warn!(%error, session_id = %name.0, "couldn't give a lease back; it expires");
                 }
@@ -247,7 +259,7 @@ impl Drop for Slot {
 }
 
 /// How long a run waits whose task panicked, or that can't be driven here.
-const AFTER_FAULT: Duration = Duration::from_secs(5);
+pub(crate) const AFTER_FAULT: Duration = Duration::from_secs(5);
 
 /// How often leases are renewed.
 pub(crate) fn beat_every(ttl: Duration) -> Duration {

@@ -8,12 +8,15 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::{
-    Shared,
+    Shared, alone,
     claims::Claimed,
     drive::{Gone, drive},
-    held::Slot,
+    held::{AFTER_FAULT, Slot},
     metrics, trace,
 };
+
+/// The detail of a session that was given up because its run ended its workers.
+pub(crate) const POISON: &str = "poison";
 
 /// Drives a claimed lease. What apalis calls for every task.
 pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infallible> {
@@ -24,7 +27,14 @@ pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infall
     let (asked_at, answered_at) = slot.claimed;
     trace::claimed(&span, asked_at, answered_at, slot.lease.taken_over);
     let began = Instant::now();
-    let outcome = run(&shared, slot).instrument(span.clone()).await;
+    let slot = match alone::places(&shared, &slot.lease) {
+        Some(places) => alone::send(&shared, places, slot).instrument(span.clone()).await,
+        None => Some(slot),
+    };
+    let outcome = match slot {
+        Some(slot) => run(&shared, slot).instrument(span.clone()).await,
+        None => "alone",
+    };
     span.record("holdfast.outcome", outcome);
     if matches!(outcome, "failed" | "lease_lost" | "poison" | "broken") {
         span.record("otel.status_code", "ERROR");
@@ -33,8 +43,8 @@ pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infall
     Ok(())
 }
 
-/// Returns what became of it, as metrics say it.
-async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
+/// Drives a lease in this process. Returns what became of it, as metrics say it.
+pub(crate) async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
     let began = Instant::now();
     let (session, epoch) = (slot.lease.session, slot.lease.epoch);
     tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
@@ -64,14 +74,14 @@ async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
             tracing::info!(kind = "run.released", session_id = %session, run_epoch = epoch, ms = took);
             "handed_over"
         }
-        Err(error @ Gone::Poison(_)) => {
-            tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, %error);
-            give_up(shared, slot, &error.to_string()).await;
+        Err(Gone::Poison(takeovers)) => {
+            tracing::error!(kind = "run.poison", session_id = %session, run_epoch = epoch, takeovers, "a run that ends its workers is given up");
+            give_up(shared, slot, POISON).await;
             "poison"
         }
         Err(Gone::Store(error @ StoreError::Rival)) => {
             tracing::warn!(kind = "run.put_off", session_id = %session, run_epoch = epoch, %error);
-            slot.put_off();
+            slot.put_off(AFTER_FAULT);
             "put_off"
         }
         Err(error @ (Gone::Store(_) | Gone::Illegal(_))) => {
@@ -88,7 +98,7 @@ async fn give_up(shared: &Shared, slot: Slot, why: &str) {
         Ok(_) => slot.over(),
         Err(error) => {
             tracing::error!(%error, session_id = %slot.lease.session, "couldn't store that the run failed");
-            slot.put_off();
+            slot.put_off(AFTER_FAULT);
         }
     }
 }

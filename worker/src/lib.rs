@@ -4,6 +4,7 @@
 //! decide, effect, decide, commit. One heartbeat renews all leases; a lease that can't be renewed
 //! stops its task at once.
 
+pub mod alone;
 mod calls;
 pub mod cause;
 mod claims;
@@ -30,6 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 use crate::{
+    alone::{Alone, Places},
     claims::Claims,
     held::Held,
     model::{ApiKeys, HttpModelClient, ModelClient, ModelError},
@@ -72,6 +74,8 @@ pub struct Config {
     pub agents: Vec<LoadedAgent>,
     /// Keys of model APIs.
     pub keys: ApiKeys,
+    /// How a process for a run under suspicion is started; without, such a run is driven as any other.
+    pub alone: Option<Alone>,
 }
 
 /// Why a worker can't go on.
@@ -109,6 +113,35 @@ pub(crate) struct Shared {
     pub(crate) ending: CancellationToken,
     /// The tasks that drive leases.
     pub(crate) drives: TaskTracker,
+    /// Processes for runs under suspicion.
+    pub(crate) alone: Option<Places>,
+}
+
+impl Shared {
+    fn new(store: Store, config: Config, model: Arc<dyn ModelClient>, shutdown: &CancellationToken) -> Self {
+        let slots = config.slots.max(1);
+        Self {
+            id: WorkerId(Uuid::now_v7()),
+            committer: Committer::start(store.clone()),
+            loader: Loader::start(store.clone()),
+            store,
+            roster: Roster::new(config.agents),
+            keys: config.keys,
+            model,
+            held: Held::default(),
+            rotation: Rotation::default(),
+            slots: Arc::new(Semaphore::new(slots)),
+            freed: Notify::new(),
+            slot_count: slots,
+            lease_ttl: config.lease_ttl,
+            stream_tokens: config.stream_tokens,
+            labels: config.labels,
+            draining: shutdown.child_token(),
+            ending: CancellationToken::new(),
+            drives: TaskTracker::new(),
+            alone: config.alone.map(Places::new),
+        }
+    }
 }
 
 /// Runs a worker until `shutdown`, then lets steps finish within the grace, gives its leases back
@@ -137,27 +170,9 @@ pub async fn run_with(
     model: Arc<dyn ModelClient>,
     shutdown: CancellationToken,
 ) -> Result<(), WorkerError> {
-    let slots = config.slots.max(1);
-    let shared = Arc::new(Shared {
-        id: WorkerId(Uuid::now_v7()),
-        committer: Committer::start(store.clone()),
-        loader: Loader::start(store.clone()),
-        store,
-        roster: Roster::new(config.agents),
-        keys: config.keys,
-        model,
-        held: Held::default(),
-        rotation: Rotation::default(),
-        slots: Arc::new(Semaphore::new(slots)),
-        freed: Notify::new(),
-        slot_count: slots,
-        lease_ttl: config.lease_ttl,
-        stream_tokens: config.stream_tokens,
-        labels: config.labels,
-        draining: shutdown.child_token(),
-        ending: CancellationToken::new(),
-        drives: TaskTracker::new(),
-    });
+    let grace = config.shutdown_grace;
+    let shared = Arc::new(Shared::new(store, config, model, &shutdown));
+    let slots = shared.slot_count;
     let models: Vec<String> = shared.roster.all().map(|member| member.agent().target.model.clone()).collect();
     metrics::begin(slots, shared.lease_ttl, models.iter().map(String::as_str));
     let background = TaskTracker::new();
@@ -180,7 +195,7 @@ pub async fn run_with(
         ended = taking => ended.err().map_or_else(|| "no more leases".to_owned(), |error| error.to_string()),
         () = shutdown.cancelled() => String::new(),
     };
-    drain(&shared, config.shutdown_grace).await;
+    drain(&shared, grace).await;
     stop_background.cancel();
     background.close();
     let leaving = async {

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::model::FailureClass;
 
 /// What becomes of a run that was held, beside the status words of sessions and `parked`.
-const ENDS: [&str; 12] = [
+const ENDS: [&str; 13] = [
     "idle",
     "waiting_external",
     "paused",
@@ -32,6 +32,7 @@ const ENDS: [&str; 12] = [
     "put_off",
     "poison",
     "broken",
+    "alone",
 ];
 
 /// How a heartbeat goes.
@@ -48,6 +49,7 @@ struct Metrics {
     claimed: IntCounter,
     taken_over: IntCounter,
     leases_lost: IntCounter,
+    died_alone: IntCounter,
     claim: Histogram,
     load: Histogram,
     commit: Histogram,
@@ -87,6 +89,10 @@ impl Metrics {
             claimed: counter("holdfast_runs_claimed_total", "Runs claimed."),
             taken_over: counter("holdfast_takeovers_total", "Runs taken over from expired leases."),
             leases_lost: counter("holdfast_leases_lost_total", "Leases lost while held."),
+            died_alone: counter(
+                "holdfast_runs_died_alone_total",
+                "Processes that a run under suspicion has ended.",
+            ),
             claim: histogram("holdfast_claim_seconds", "Duration of claims."),
             load: histogram("holdfast_load_seconds", "From a claimed run to its loaded session."),
             commit: histogram("holdfast_commit_seconds", "Duration of commits."),
@@ -208,6 +214,11 @@ pub(crate) fn end(slots: usize) {
 pub(crate) fn claimed(runs: usize, took: Duration) {
     METRICS.claimed.inc_by(runs as u64);
     METRICS.claim.observe(took.as_secs_f64());
+}
+
+/// A run under suspicion has ended the process that it had for itself.
+pub(crate) fn died_alone() {
+    METRICS.died_alone.inc();
 }
 
 pub(crate) fn taken_over(runs: usize) {

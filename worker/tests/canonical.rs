@@ -195,6 +195,7 @@ async fn three_calls_become_one_answer() {
         labels: Vec::new(),
         agents: vec![loaded],
         keys: ApiKeys::default(),
+        alone: None,
     };
     let worker =
         holdfast_worker::run_with(store.clone(), listener, config, Arc::clone(&model) as _, stop.clone());

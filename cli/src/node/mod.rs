@@ -1,6 +1,7 @@
 //! Servers: what each role is made of, and how a process of one or more of them starts and stops.
 
 mod agents;
+mod alone;
 mod database;
 mod fault;
 mod metrics;

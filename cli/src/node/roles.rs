@@ -6,11 +6,13 @@ use axum::{Router, extract::State, http::StatusCode, http::header, response::Int
 use futures::future::LocalBoxFuture;
 use holdfast_api::{Bound, ServeError};
 use holdfast_store::{Store, retire::Terms};
+use holdfast_tools::LoadedAgent;
+use holdfast_worker::{alone::Alone, model::ApiKeys};
 use tokio::net::TcpListener;
 
 use super::{WorkerPlan, start::Shared};
 use crate::{
-    args::{ApiArgs, CommonArgs, RetentionArgs},
+    args::{ApiArgs, CommonArgs, RetentionArgs, WorkerArgs},
     failure::{Failure, chain},
 };
 
@@ -67,17 +69,30 @@ pub(super) fn api(
     })
 }
 
+/// A worker's configuration.
+pub(super) fn worker_config(
+    args: WorkerArgs,
+    keys: ApiKeys,
+    agents: Vec<LoadedAgent>,
+    grace: Duration,
+    alone: Option<Alone>,
+) -> holdfast_worker::Config {
+    holdfast_worker::Config {
+        slots: usize::try_from(args.slots).unwrap_or(usize::MAX),
+        lease_ttl: Duration::from_secs(args.lease_ttl),
+        shutdown_grace: grace,
+        stream_tokens: args.stream_tokens,
+        labels: args.labels,
+        agents,
+        keys,
+        alone,
+    }
+}
+
 /// A worker.
 pub(super) fn worker(shared: &Shared, plan: WorkerPlan, grace: Duration) -> Running {
-    let config = holdfast_worker::Config {
-        slots: usize::try_from(plan.args.slots).unwrap_or(usize::MAX),
-        lease_ttl: Duration::from_secs(plan.args.lease_ttl),
-        shutdown_grace: grace,
-        stream_tokens: plan.args.stream_tokens,
-        labels: plan.args.labels,
-        agents: shared.agents.clone(),
-        keys: plan.keys,
-    };
+    let WorkerPlan { args, keys } = plan;
+    let config = worker_config(args, keys, shared.agents.clone(), grace, shared.alone.clone());
     let (store, listener) = (shared.store.clone(), shared.listener.clone());
     let shutdown = shared.shutdown.clone();
     Box::pin(async move {

@@ -17,10 +17,11 @@ use holdfast_store::{
     passes,
 };
 use holdfast_tools::LoadedAgent;
+use holdfast_worker::alone::Alone;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Plan, agents,
+    Plan, agents, alone,
     database::{Attempt as _, Database, patiently},
     fault,
     metrics::StoreMetrics,
@@ -42,6 +43,8 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) listener: Listener,
     pub(super) agents: Vec<LoadedAgent>,
+    /// How a process for one run is started.
+    pub(super) alone: Option<Alone>,
     pub(super) shutdown: CancellationToken,
 }
 
@@ -73,6 +76,9 @@ impl Banner {
 
 /// Runs the process until it is told to stop or a role fails.
 pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
+    if alone::asked() {
+        return alone::run(plan).await;
+    }
     let shutdown = CancellationToken::new();
     // An API node with tokens reads them again upon SIGHUP; nobody else has use for it.
     let reads_again = plan.api.as_ref().is_some_and(|config| config.auth_tokens.is_some());
@@ -93,7 +99,8 @@ pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
         None => stopped_early(),
         Some(Err(failure)) => Err(failure),
         Some(Ok((store, listener))) => {
-            let shared = Shared { store: store.clone(), listener, agents: loaded, shutdown };
+            let alone = alone::how(&database);
+            let shared = Shared { store: store.clone(), listener, agents: loaded, alone, shutdown };
             let done = run_roles(plan, shared, database.to_string()).await;
             if let Some(notifier) = store.notifier() {
                 notifier.close().await;

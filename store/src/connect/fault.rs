@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::io;
 
 use deadpool_postgres::PoolError;
+use sqlx::postgres::{PgDatabaseError, PgSeverity};
+use tokio_postgres::error::Severity;
 
 /// What to do about an error of the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,16 +29,24 @@ impl Fault {
             // Shutdowns, a server that is starting, idle limits that closed the connection, a
             // statement over its time, a primary that has become a standby, a full disk or memory.
             "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "57014" | "25006" => Fault::Unavailable,
-            "53000" | "53100" | "53200" | "53300" => Fault::Unavailable,
+            // And whatever else the server's own system doesn't let it do.
+            "53000" | "53100" | "53200" | "53300" | "58000" | "58030" => Fault::Unavailable,
             code if code.starts_with("08") => Fault::Unavailable,
             _ => Fault::Permanent,
         }
     }
 
+    /// What an SQLSTATE means in a message that `ends` the session or not. An internal error that does is one
+    /// of the server's surroundings, such as a file that it can't write when a session begins on a full disk.
+    fn of_said(code: &str, ends: bool) -> Fault {
+        if ends && code == "XX000" { Fault::Unavailable } else { Fault::of_code(code) }
+    }
+
     /// What an error of the hot path means.
     pub fn of(error: &tokio_postgres::Error) -> Fault {
-        if let Some(code) = error.code() {
-            return Fault::of_code(code.code());
+        if let Some(said) = error.as_db_error() {
+            let ends = matches!(said.parsed_severity(), Some(Severity::Fatal | Severity::Panic));
+            return Fault::of_said(said.code().code(), ends);
         }
         if error.is_closed() { Fault::Unavailable } else { of_cause(error) }
     }
@@ -54,7 +64,10 @@ impl Fault {
     pub fn of_sqlx(error: &sqlx::Error) -> Fault {
         match error {
             sqlx::Error::Database(error) => {
-                error.code().map_or(Fault::Permanent, |code| Fault::of_code(&code))
+                let said = error.try_downcast_ref::<PgDatabaseError>();
+                let ends =
+                    said.is_some_and(|said| matches!(said.severity(), PgSeverity::Fatal | PgSeverity::Panic));
+                error.code().map_or(Fault::Permanent, |code| Fault::of_said(&code, ends))
             }
             sqlx::Error::Io(error) => of_io(error),
             sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
@@ -117,6 +130,13 @@ mod tests {
         for code in ["23505", "42P01", "28P01", "3D000", "22P05"] {
             assert_eq!(Fault::of_code(code), Fault::Permanent, "{code}");
         }
+    }
+
+    #[test]
+    fn an_internal_error_is_a_fault_of_ours_unless_it_ends_the_session() {
+        assert_eq!(Fault::of_said("XX000", false), Fault::Permanent);
+        assert_eq!(Fault::of_said("XX000", true), Fault::Unavailable);
+        assert_eq!(Fault::of_said("28P01", true), Fault::Permanent, "a wrong password stays wrong");
     }
 
     #[test]

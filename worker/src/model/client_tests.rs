@@ -42,6 +42,9 @@ impl Provider {
                         break;
                     }
                 }
+                while answer.contains("drip") && socket.write_all(b" ").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(10)).await; // slower than any use
+                }
                 if answer.contains("hang") {
                     // Held open until the client gives up.
                     let _ = socket.read(&mut [0]).await;
@@ -247,6 +250,30 @@ async fn silence_in_the_middle_is_a_broken_stream() {
     let outcome = ask(&client, &provider.target(Flavor::OpenAI), true).await;
     assert_eq!(outcome.result.expect("an answer").text.as_deref(), Some("hi"));
     assert_eq!(outcome.backoffs.len(), 1);
+}
+
+#[tokio::test]
+async fn who_never_answers_or_drips_is_asked_again_and_given_up_when_the_time_is_over() {
+    let silent = "HTTP/1.1 200 OK\r\nx-kind: hang\r\n".to_owned();
+    let dripping =
+        "HTTP/1.1 200 OK\r\nx-kind: drip\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
+            .to_owned();
+    let mut short = client();
+    short.schedule.attempt = Duration::from_millis(150);
+    for slow in [silent, dripping] {
+        let provider = Provider::new(vec![slow.clone(), slow.clone(), answer("200 OK", "", GOOD)]).await;
+        let outcome = ask(&short, &provider.target(Flavor::OpenAI), false).await;
+        assert_eq!(outcome.result.expect("an answer").text.as_deref(), Some("hi"));
+        assert_eq!(outcome.backoffs.len(), 2);
+        let provider = Provider::new(vec![slow; 9]).await;
+        let mut shorter = client();
+        shorter.schedule.attempt = Duration::from_millis(150);
+        shorter.schedule.total = Duration::from_millis(400);
+        let outcome = ask(&shorter, &provider.target(Flavor::OpenAI), false).await;
+        let said = outcome.result.expect_err("no answer").to_string();
+        assert!(said.contains("took too long"), "{said}");
+        assert!((1..=2).contains(&outcome.backoffs.len()), "{:?}", outcome.backoffs);
+    }
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ pub(super) fn troubles() -> Vec<Trouble> {
                 since: ago(60),
             }];
         }),
-        fails(Slug::PoisonRuns, "poison: 5 workers died over this run", 1),
+        fails(Slug::PoisonRuns, "poison", 1),
         fails(Slug::RunsBroken, "internal: illegal: x", 1),
         fails(Slug::ModelErrors, "the model gave no answer in 6 attempts; the last one: x", 3),
         fails(Slug::ModelErrors, "no API key \"x\" is configured on this worker", 1),
@@ -264,8 +264,7 @@ pub(super) fn eventful() -> Report {
     {
         make(&mut report);
     }
-    report.failures.as_mut().expect("failures").failed =
-        vec![failed("poison: 5 workers died over this run", 60)];
+    report.failures.as_mut().expect("failures").failed = vec![failed("poison", 60)];
     let stranger = Held { worker: Uuid::from_u128(99), ..held(10) };
     report.leases.as_mut().expect("leases").workers.push(stranger);
     let deferred = report.deferred.as_mut().expect("deferred calls");

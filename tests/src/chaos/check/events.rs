@@ -39,7 +39,7 @@ pub(super) fn check(report: &mut Report, rows: &Rows) {
         // A run that loses its workers time and again is ended: that is what faults like these may do to
         // one, and it goes on when somebody says so.
         let message = event.body["message"].as_str().unwrap_or_default();
-        report.ensure(message.starts_with("poison: "), || format!("session {id} failed: {message}"));
+        report.ensure(message == "poison", || format!("session {id} failed: {message}"));
         report.saw("runs given up as poison", 1);
     }
 }
