@@ -7,7 +7,7 @@ use holdfast_store::{
     Store, StoreError,
     cluster::{self, Class, Due, Standing},
     sessions::Census,
-    status::{self, FeedState},
+    status,
 };
 use prometheus::{
     GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
@@ -141,7 +141,10 @@ impl Cluster {
             let gauges = GaugeVec::new(Opts::new(name, help), labels);
             add(registry, gauges.expect("the names are valid metric names"))
         };
-        let up = IntGauge::new("holdfast_database_up", "Whether the cluster-wide numbers could be read.");
+        let up = IntGauge::new(
+            "holdfast_database_up",
+            "Whether the database gave a sign of life within a second.",
+        );
         Self {
             up: add(registry, up.expect("the name is a valid metric name")),
             runs: gauges("holdfast_runs", "Runs by state, over all nodes.", &["state"]),
@@ -188,47 +191,54 @@ impl Cluster {
         if read_at.is_some_and(|at| at.elapsed() < limits::CENSUS_AGE) {
             return;
         }
-        let read = tokio::time::timeout(limits::METRICS_WAIT, read(api)).await;
-        *read_at = Some(Instant::now());
-        match read {
-            Ok(Ok(numbers)) => self.show(&numbers),
-            failed => {
-                let why = failed.map_or_else(
-                    |_| "no answer in time".to_owned(),
-                    |failed| failed.map_or_else(|error| error.to_string(), |_| String::new()),
-                );
-                tracing::debug!(why, "the cluster couldn't be counted");
-                self.hide();
-            }
+        let up = tokio::time::timeout(limits::METRICS_WAIT, api.store.db().ping()).await;
+        self.up.set(i64::from(matches!(up, Ok(Ok(())))));
+        // One after the other, on one connection at a time: clients' requests need the others. What isn't known
+        // any more isn't told, and one question that takes too long takes no other with it.
+        self.hide();
+        let store: &Store = &api.store;
+        if let Some(census) = known("runs", api.census()).await {
+            self.show_census(&census);
         }
+        if let Some(due) = known("due runs", cluster::due(store)).await {
+            self.show_due(&due);
+        }
+        if let Some(standing) = known("workers", cluster::standing(store)).await {
+            self.show_standing(&standing);
+        }
+        if let Some(feed) = known("the feed", status::feed(store)).await {
+            self.feed_lag.with_label_values(NONE).set(seconds(feed.lag_micros));
+            self.held_back.with_label_values(NONE).set(feed.held_back);
+        }
+        *read_at = Some(Instant::now());
     }
 
-    fn show(&self, numbers: &Numbers) {
-        let Numbers { census, due, standing, feed } = numbers;
-        self.up.set(1);
+    fn show_census(&self, census: &Census) {
         let states = [("claimed", census.claimed), ("queued", census.queued), ("parked", census.parked)];
         for (state, count) in states {
             self.runs.with_label_values(&[state]).set(count);
         }
+        self.oldest_due_micros.with_label_values(NONE).set(census.oldest_due_micros);
+        self.continuations.with_label_values(NONE).set(census.open_continuations);
+    }
+
+    fn show_due(&self, due: &[Due; Class::ALL.len()]) {
         for (class, due) in Class::ALL.into_iter().zip(due) {
             self.due.with_label_values(&[class.word()]).set(due.runs);
             self.oldest_due.with_label_values(&[class.word()]).set(seconds(due.oldest_micros));
         }
-        let none: &[&str] = &[];
-        self.oldest_due_micros.with_label_values(none).set(census.oldest_due_micros);
-        self.workers.with_label_values(none).set(standing.workers);
+    }
+
+    fn show_standing(&self, standing: &Standing) {
+        self.workers.with_label_values(NONE).set(standing.workers);
         self.slots.with_label_values(&["held"]).set(standing.held);
         self.slots.with_label_values(&["free"]).set((standing.slots - standing.held).max(0));
-        self.continuations.with_label_values(none).set(census.open_continuations);
-        self.oldest_continuation.with_label_values(none).set(seconds(standing.oldest_continuation_micros));
-        self.overdue.with_label_values(none).set(seconds(standing.overdue_micros));
-        self.feed_lag.with_label_values(none).set(seconds(feed.lag_micros));
-        self.held_back.with_label_values(none).set(feed.held_back);
+        self.oldest_continuation.with_label_values(NONE).set(seconds(standing.oldest_continuation_micros));
+        self.overdue.with_label_values(NONE).set(seconds(standing.overdue_micros));
     }
 
     /// Numbers that nobody knows any more aren't told.
     fn hide(&self) {
-        self.up.set(0);
         for counts in [
             &self.runs,
             &self.due,
@@ -246,23 +256,18 @@ impl Cluster {
     }
 }
 
-/// What the database knows of the cluster.
-struct Numbers {
-    census: Census,
-    due: [Due; Class::ALL.len()],
-    standing: Standing,
-    feed: FeedState,
-}
+/// The labels of a metric that has none.
+const NONE: &[&str] = &[];
 
-/// One after the other, on one connection at a time: clients' requests need the others.
-async fn read(api: &Api) -> Result<Numbers, StoreError> {
-    let store: &Store = &api.store;
-    Ok(Numbers {
-        census: api.census().await?,
-        due: cluster::due(store).await?,
-        standing: cluster::standing(store).await?,
-        feed: status::feed(store).await?,
-    })
+/// What the database says to a question, if it does in time.
+async fn known<T>(what: &str, asked: impl Future<Output = Result<T, StoreError>>) -> Option<T> {
+    let why = match tokio::time::timeout(limits::METRICS_WAIT, asked).await {
+        Ok(Ok(answer)) => return Some(answer),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "no answer in time".to_owned(),
+    };
+    tracing::debug!(what, why, "the cluster couldn't be counted");
+    None
 }
 
 fn add<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> C {

@@ -186,3 +186,15 @@ mod planted {
 
 pub(crate) use planted::altered;
 pub use planted::made;
+
+#[cfg(all(test, feature = "planted-mistakes"))]
+mod tests {
+    use super::planted::STATEMENTS;
+
+    #[test]
+    fn every_mistake_of_a_statement_can_still_be_made() {
+        for (mistake, statement, from, _) in STATEMENTS {
+            assert!(statement.contains(from), "{mistake:?}: {from:?} isn't in\n{statement}");
+        }
+    }
+}

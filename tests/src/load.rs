@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::world::{CANONICAL_ANSWER, World, answer, token};
+use crate::world::{CANONICAL_ANSWER, PANIC, World, answer, token};
 
 /// The nodes that take requests now. Each request goes to another one.
 #[derive(Debug, Clone, Default)]
@@ -124,7 +124,7 @@ pub async fn finish(world: &World, balancer: &Balancer, id: Uuid, from: usize) -
 /// # Errors
 /// If one was started more or less often, or a node did.
 pub fn check(world: &World, sessions: &[Uuid], logs: &[String]) -> Result<()> {
-    for said in ["\"sessions.taken_over\"", "\"run.lease_lost\"", "\"run.broken\"", "panicked at"] {
+    for said in ["\"sessions.taken_over\"", "\"run.lease_lost\"", "\"run.broken\"", PANIC] {
         let line = logs.iter().flat_map(|log| log.lines()).find(|line| line.contains(said));
         ensure!(line.is_none(), "a node said: {line:?}");
     }

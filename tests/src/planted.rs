@@ -68,7 +68,11 @@ pub async fn check(suite: Suite) -> Result<()> {
     let mut missed = Vec::new();
     for mistake in Mistake::ALL {
         let (place, test) = catcher(mistake);
-        if place == suite && !fails(test, mistake).await.with_context(|| format!("{mistake:?}"))? {
+        if place != suite {
+            continue;
+        }
+        ensure!(!fails(test, None).await?, "{test} fails without any mistake");
+        if !fails(test, Some(mistake)).await.with_context(|| format!("{mistake:?}"))? {
             missed.push((mistake, test));
         }
     }
@@ -76,20 +80,23 @@ pub async fn check(suite: Suite) -> Result<()> {
     Ok(())
 }
 
-/// Whether a test of this program fails if its process, and those that it starts, make a mistake.
-async fn fails(test: &str, mistake: Mistake) -> Result<bool> {
+/// Whether a test of this program fails if its process, and those that it starts, make a mistake or none.
+async fn fails(test: &str, mistake: Option<Mistake>) -> Result<bool> {
     let output = Command::new(std::env::current_exe()?)
         .args(["--exact", test])
-        .env("HOLDFAST_PLANT", mistake.name())
+        .env("HOLDFAST_PLANT", mistake.map_or("", Mistake::name))
         .kill_on_drop(true)
         .output()
         .await?;
     let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    // A mistake that can't be made any more fails everything, and is caught by nothing.
+    ensure!(!complained.contains("isn't in the statement"), "the mistake can't be made: {complained}");
     if said.contains("test result: FAILED. 0 passed; 1 failed") {
         return Ok(true);
     }
     if said.contains("test result: ok. 1 passed") {
         return Ok(false);
     }
-    bail!("{test} wasn't run: {said}{}", String::from_utf8_lossy(&output.stderr))
+    bail!("{test} wasn't run: {said}{complained}")
 }

@@ -30,6 +30,9 @@ pub use rustix::process::Signal;
 /// How long anything in a test may take before it counts as stuck.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How a node's log says that something in it panicked.
+pub const PANIC: &str = "\"kind\":\"panic\"";
+
 /// How long a client waits for one answer before it sends its request again.
 const ATTEMPT: Duration = Duration::from_secs(40);
 

@@ -12,6 +12,9 @@ use holdfast_store::{
 };
 use holdfast_tests::store::{World, caller, message, new_session, worker};
 
+/// Counters are of the whole process, so tests that run beside each other in one would count each other's.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 const NONE: Limits = Limits { max_running: None, runs_per_minute: None, max_queued: None };
 
 /// Puts runs of an owner into the queue, due for some seconds; the first `held` of them are held.
@@ -31,6 +34,7 @@ async fn queue(world: &World, owner: &str, held: i32, due: i32, seconds: f64) {
 
 #[tokio::test]
 async fn due_runs_are_told_apart_by_what_their_owners_do() {
+    let _alone = ALONE.lock().await;
     let world = World::new().await;
     assert_eq!(cluster::due(&world.store).await.expect("counted"), [Due::default(); 3]);
     queue(&world, "idle", 0, 2, 30.0).await;
@@ -62,6 +66,7 @@ async fn due_runs_are_told_apart_by_what_their_owners_do() {
 
 #[tokio::test]
 async fn workers_that_are_silent_and_calls_that_are_settled_count_no_more() {
+    let _alone = ALONE.lock().await;
     let world = World::new().await;
     let nothing = cluster::standing(&world.store).await.expect("counted");
     assert_eq!((nothing.workers, nothing.slots, nothing.held), (0, 0, 0));
@@ -92,6 +97,7 @@ fn errors(kind: ErrorKind) -> u64 {
 
 #[tokio::test]
 async fn what_is_refused_written_and_failed_is_counted_once() {
+    let _alone = ALONE.lock().await;
     let world = World::new().await;
     let before = counters::snapshot();
     let id = world.session().await;
@@ -121,6 +127,7 @@ async fn what_is_refused_written_and_failed_is_counted_once() {
 
 #[tokio::test]
 async fn an_overdue_call_is_counted_by_whoever_expires_it() {
+    let _alone = ALONE.lock().await;
     let world = World::new().await;
     let before = counters::snapshot().continuations_expired;
     assert_eq!(settle::expire_overdue(&world.store, 10).await.expect("looked"), 0);

@@ -6,6 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,7 +14,7 @@ use holdfast_tests::{
     cluster::{Database, fresh_database},
     scrape::{Scrape, metrics_address},
     sse::Follower,
-    world::{CANONICAL_ANSWER, Node, Signal, World, answer, token},
+    world::{CANONICAL_ANSWER, Node, PATIENCE, Signal, World, answer, token},
 };
 use promql_parser::{
     label::MatchOp,
@@ -238,7 +239,9 @@ struct Cluster {
 impl Cluster {
     async fn start() -> Result<Self> {
         let database = fresh_database().await;
-        let world = World::canonical(database.url(), false).await?;
+        let mut world = World::canonical(database.url(), false).await?;
+        // A machine that stalls for a second takes no lease.
+        world.lease_ttl = 30;
         let (mut nodes, mut api) = (Vec::new(), String::new());
         for role in ["api", "worker", "scheduler", "serve"] {
             let (node, bind) = world.node(role, &["--metrics-bind", "127.0.0.1:0"], &[]).await?;
@@ -277,6 +280,24 @@ impl Cluster {
             follower.until(|frames| frames.iter().any(ended)).await?;
         }
         Ok(())
+    }
+
+    /// As [`Self::scrapes`], once the database has answered the API node in time.
+    async fn scrapes_while_up(&self) -> Result<BTreeMap<&'static str, Scrape>> {
+        let until = Instant::now() + PATIENCE;
+        let mut pause = tokio::time::interval(Duration::from_millis(100));
+        loop {
+            pause.tick().await;
+            let scrapes = self.scrapes().await?;
+            let api = &scrapes["api"];
+            let known =
+                ["holdfast_runs", "holdfast_workers", "holdfast_feed_lag_seconds", "holdfast_queue_due_runs"];
+            let all = known.iter().all(|name| api.series.contains_key(*name));
+            if all && api.sum("holdfast_database_up", &[])? > 0.0 {
+                return Ok(scrapes);
+            }
+            ensure!(Instant::now() < until, "the database never answered in time");
+        }
     }
 
     async fn scrapes(&self) -> Result<BTreeMap<&'static str, Scrape>> {
@@ -340,7 +361,7 @@ fn differences(
 async fn nodes_show_what_is_documented_and_what_dashboard_and_alerts_ask_for() -> Result<()> {
     let mut cluster = Cluster::start().await?;
     cluster.work().await?;
-    let scrapes = cluster.scrapes().await?;
+    let scrapes = cluster.scrapes_while_up().await?;
 
     let pages = documented()?;
     ensure!(pages.len() == 4, "{:?}", pages.keys());
@@ -380,7 +401,7 @@ async fn nodes_show_what_is_documented_and_what_dashboard_and_alerts_ask_for() -
     let api = &scrapes["api"];
     ensure!(api.sum("holdfast_workers", &[])? >= 2.0 && api.sum("holdfast_database_up", &[])? == 1.0);
     ensure!(scrapes["worker"].sum("holdfast_worker_slots", &[])? == 256.0);
-    ensure!(scrapes["worker"].sum("holdfast_lease_ttl_seconds", &[])? == 1.0);
+    ensure!(scrapes["worker"].sum("holdfast_lease_ttl_seconds", &[])? == 30.0);
     for (_, node, _) in &mut cluster.nodes {
         node.signal(Signal::TERM)?;
         ensure!(node.ended().await?.success(), "{}", node.log_text());
@@ -398,7 +419,7 @@ fn alerts_say_how_bad_it_is_and_where_to_read_on() -> Result<()> {
         let severity = rule["labels"]["severity"].as_str().unwrap_or_default();
         ensure!(matches!(severity, "page" | "ticket"), "{name}: severity {severity:?}");
         ensure!(rule["annotations"]["summary"].as_str().is_some_and(|text| text.len() > 20), "{name}");
-        let url = rule["annotations"]["runbook_url"].as_str().unwrap_or_default();
+        let url = rule["annotations"]["runbook"].as_str().unwrap_or_default();
         let Some(slug) = url.strip_prefix("docs/operating/runbook.md#") else { bail!("{name}: {url:?}") };
         ensure!(SLUGS.contains(&slug), "{name}: the runbook has no {slug}");
         ensure!(named.insert(slug.to_owned()), "{slug} has two alerts");

@@ -19,7 +19,10 @@ async fn endless(url: &str) -> Result<World> {
     let config = json!({"slug": "endless", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "scripted", "toolDirectory": "tools"});
     let described = json!({"slug": "endless", "description": "Never ends.", "args": []});
     let agent = AgentFiles::with_tools(&config, &[("endless", described, "exec sleep infinity")])?;
-    Ok(World::new(url, model, agent))
+    let mut world = World::new(url, model, agent);
+    // Short, since the test waits for its end, and yet no machine stalls for so long.
+    world.lease_ttl = 5;
+    Ok(world)
 }
 
 #[tokio::test(flavor = "multi_thread")]

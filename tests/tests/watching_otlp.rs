@@ -1,14 +1,17 @@
 //! Real nodes against an OTLP server: one trace a run, the metrics of `/metrics`, the logs of standard error;
 //! and against servers that are away or never answer, which must not matter.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use holdfast_tests::{
     cluster::fresh_database,
     otlp::{Hanging, Received, Sink, attribute, impatient},
     scrape::{Scrape, metrics_address},
-    world::{AgentFiles, Model, Node, Signal, World, answer, client},
+    world::{AgentFiles, Model, Node, PATIENCE, Signal, World, answer, client},
 };
 use opentelemetry_proto::tonic::{
     common::v1::KeyValue,
@@ -35,7 +38,10 @@ async fn world(url: &str) -> Result<World> {
     let described = json!({"slug": "where", "description": "Says where it runs.", "args": [
         {"name": "what", "description": "anything", "type": "string", "backing_type": "string", "arity": "single", "mode": "positional"}]});
     let agent = AgentFiles::with_tools(&config, &[("where", described, "printf '%s' \"$TRACEPARENT\"")])?;
-    Ok(World::new(url, model, agent))
+    let mut world = World::new(url, model, agent);
+    // A machine that stalls for a second takes no lease, and so makes no second run.
+    world.lease_ttl = 30;
+    Ok(world)
 }
 
 /// Creates a session in a trace of the caller's and waits for its answer.
@@ -298,12 +304,14 @@ async fn a_server_that_is_away_or_never_answers_matters_to_nobody() -> Result<()
             asked(&world, &api).await?;
         }
         if away {
-            loop {
-                let shown = Scrape::of(&metrics_address(&worker)?).await?;
-                if shown.sum("holdfast_otlp_pushes_total", &[("outcome", "failed")])? >= 2.0 {
-                    break;
-                }
-                tokio::task::yield_now().await;
+            let until = Instant::now() + PATIENCE;
+            let mut pause = tokio::time::interval(Duration::from_millis(50));
+            let failed = [("outcome", "failed")];
+            while Scrape::of(&metrics_address(&worker)?).await?.sum("holdfast_otlp_pushes_total", &failed)?
+                < 2.0
+            {
+                ensure!(Instant::now() < until, "no push ever failed");
+                pause.tick().await;
             }
             let said = worker.log_text().matches("otlp.unreachable").count();
             ensure!(said == 1, "said once, not at each try: {said}");

@@ -3,6 +3,8 @@
 use std::{
     borrow::Cow,
     fmt::{self, Write as _},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use chrono::{SecondsFormat, Utc};
@@ -19,6 +21,9 @@ use crate::otlp::Records;
 /// Fields that are lists, which events have no type for: they come as text, in debug form or with commas.
 const LISTS: [&str; 3] = ["agents", "labels", "session_ids"];
 
+/// How often the libraries that export may say that nothing can be sent: they would with each batch.
+const EXPORTERS_SPEAK: Duration = Duration::from_secs(60);
+
 /// How lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -34,11 +39,27 @@ pub(super) struct Lines<W> {
     format: Format,
     write: W,
     records: Option<Records>,
+    exporters: Seldom,
 }
 
 impl<W: Fn(&str)> Lines<W> {
     pub(super) fn new(format: Format, write: W, records: Option<Records>) -> Self {
-        Self { format, write, records }
+        Self { format, write, records, exporters: Seldom::default() }
+    }
+}
+
+/// Lets something be said once in [`EXPORTERS_SPEAK`].
+#[derive(Default)]
+struct Seldom(Mutex<Option<Instant>>);
+
+impl Seldom {
+    fn may_speak(&self, now: Instant) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let quiet = last.is_none_or(|last| now.saturating_duration_since(last) >= EXPORTERS_SPEAK);
+        if quiet {
+            *last = Some(now);
+        }
+        quiet
     }
 }
 
@@ -67,6 +88,10 @@ where
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let exports = event.metadata().target().starts_with("opentelemetry");
+        if exports && !self.exporters.may_speak(Instant::now()) {
+            return;
+        }
         let mut fields = Map::new();
         for span in context.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(SpanFields(of_span)) = span.extensions().get() {
@@ -234,5 +259,18 @@ impl Visit for Fields<'_> {
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
         self.put(field, crate::failure::chain(value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exporters_speak_once_a_minute() {
+        let (seldom, start) = (Seldom::default(), Instant::now());
+        let spoken =
+            [0, 1, 59, 60, 61, 121].map(|second| seldom.may_speak(start + Duration::from_secs(second)));
+        assert_eq!(spoken, [true, false, false, true, false, true]);
     }
 }

@@ -25,7 +25,7 @@ use line::Lines;
 use crate::{failure::Failure, otlp::Exports};
 
 /// What a server says if `RUST_LOG` doesn't ask for something else. Of an export that failed the exporter warns and
-/// the processor says so again: once is enough.
+/// the processor says so again, which is enough; and once a minute is, however many batches fail.
 pub(crate) const SERVER: &str = "warn,holdfast=info,opentelemetry=error";
 /// What holds whatever `RUST_LOG` asks for: below this the driver quotes the parameters of statements, which are
 /// prompts, results and tokens.
@@ -76,6 +76,8 @@ pub(crate) fn start(
 }
 
 /// A panic is an event as any other: one line, which whoever reads logs by line can read.
+/// Says where something panicked. A text that was put together then may quote what people said, so only one that
+/// stands in the program is told.
 fn panicked(info: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
@@ -85,6 +87,6 @@ fn panicked(info: &PanicHookInfo<'_>) {
         location = info.location().map(ToString::to_string),
         backtrace,
         "{}",
-        info.payload_as_str().unwrap_or("a panic without a text")
+        info.payload().downcast_ref::<&'static str>().unwrap_or(&"a panic")
     );
 }

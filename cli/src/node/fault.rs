@@ -6,6 +6,7 @@ use crate::failure::Failure;
 
 const CRASH: &str = "HOLDFAST_CRASH_AT";
 const PAUSE: &str = "HOLDFAST_PAUSE_AT";
+const PLANT: &str = "HOLDFAST_PLANT";
 
 /// The store with the faults that the environment asks for.
 ///
@@ -13,6 +14,9 @@ const PAUSE: &str = "HOLDFAST_PAUSE_AT";
 /// [`Failure::Config`] for a point that doesn't exist, and in a build without faults for any request.
 pub(super) fn inject(store: Store) -> Result<Store, Failure> {
     let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    if let Some(name) = variable(PLANT) {
+        plant::check(&name)?;
+    }
     arm(store, variable(CRASH), variable(PAUSE))
 }
 
@@ -61,6 +65,25 @@ fn arm(store: Store, crash: Option<String>, pause: Option<String>) -> Result<Sto
     })))
 }
 
+/// Mistakes on purpose. The store makes them; a name that it wouldn't know is refused here.
+mod plant {
+    use holdfast_store::plant::{Mistake, PLANTED};
+
+    use super::PLANT;
+    use crate::failure::Failure;
+
+    pub(super) fn check(name: &str) -> Result<(), Failure> {
+        if !PLANTED {
+            return Err(Failure::Config(format!("{PLANT} needs a build with the feature fault-injection")));
+        }
+        if Mistake::ALL.iter().any(|mistake| mistake.name() == name) {
+            return Ok(());
+        }
+        let known: Vec<&str> = Mistake::ALL.iter().map(|mistake| mistake.name()).collect();
+        Err(Failure::Config(format!("{PLANT}: unknown mistake {name:?}; known are {}", known.join(", "))))
+    }
+}
+
 #[cfg(any(test, feature = "fault-injection"))]
 mod plan {
     use std::path::PathBuf;
@@ -100,6 +123,13 @@ mod plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mistakes_are_checked_against_the_stores_list() {
+        assert_eq!(plant::check("nonsense").expect_err("refused").code(), 3);
+        let known = plant::check("no-epoch-check");
+        assert_eq!(known.is_ok(), holdfast_store::plant::PLANTED);
+    }
 
     #[test]
     fn points_are_checked_against_the_stores_list() {

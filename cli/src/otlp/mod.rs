@@ -12,7 +12,7 @@ pub(crate) mod push;
 use std::{sync::LazyLock, time::Duration};
 
 use opentelemetry::{KeyValue, logs::LoggerProvider as _, trace::TracerProvider as _};
-use opentelemetry_otlp::{Protocol, WithExportConfig as _};
+use opentelemetry_otlp::{Protocol, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::{
     Resource,
     logs::SdkLoggerProvider,
@@ -29,6 +29,12 @@ const FINISH: Duration = Duration::from_secs(2);
 
 /// Names this start of the process in everything that is sent.
 static INSTANCE: LazyLock<Uuid> = LazyLock::new(Uuid::now_v7);
+
+/// A client that goes where it was told and nowhere else: a redirect would carry headers with keys in them to
+/// another host.
+fn client() -> reqwest::Result<reqwest::blocking::Client> {
+    reqwest::blocking::Client::builder().redirect(reqwest::redirect::Policy::none()).build()
+}
 
 /// What everything that is sent is marked with.
 fn resource(role: &'static str) -> Resource {
@@ -56,14 +62,17 @@ impl Exports {
         let Some(text) = endpoint else { return Ok(Self(None)) };
         let endpoint = Endpoint::parse(text)?;
         let refuse = |error: opentelemetry_otlp::ExporterBuildError| endpoint::refused(&error.to_string());
+        let client = client().map_err(|error| endpoint::refused(&error.to_string()))?;
         let spans = opentelemetry_otlp::SpanExporter::builder()
             .with_http()
+            .with_http_client(client.clone())
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint.traces())
             .build()
             .map_err(refuse)?;
         let records = opentelemetry_otlp::LogExporter::builder()
             .with_http()
+            .with_http_client(client)
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint.logs())
             .build()

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::ground::Ground;
 use crate::{
     wire::Wire,
-    world::{Node, PATIENCE, World},
+    world::{Node, PANIC, PATIENCE, World},
 };
 
 /// What a node does.
@@ -30,7 +30,7 @@ impl Role {
 }
 
 /// What only a fault of Holdfast's own makes a node say.
-const ALARMS: [&str; 3] = ["\"run.broken\"", "panicked at", "couldn't store that the run failed"];
+const ALARMS: [&str; 3] = ["\"run.broken\"", PANIC, "couldn't store that the run failed"];
 /// How long a node that is told to leave may take, in seconds.
 const GRACE: &str = "3";
 
