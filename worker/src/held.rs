@@ -67,11 +67,7 @@ impl Held {
         permit: OwnedSemaphorePermit,
     ) -> Slot {
         let standing = Standing { until: asked_at + shared.lease_ttl, wake_seq: lease.wake_seq, lost: false };
-        let (sender, receiver) = watch::channel(standing);
-        let entry = Entry { epoch: lease.epoch, releasing: false, standing: sender };
-        if let Some(older) = shared.held.lock().insert(lease.session, entry) {
-            older.standing.send_modify(|standing| standing.lost = true);
-        }
+        let receiver = shared.held.enter(lease.session, lease.epoch, standing);
         metrics::slot_taken();
         Slot {
             lease,
@@ -81,6 +77,26 @@ impl Held {
             over: false,
             delay: Duration::ZERO,
             _permit: permit,
+        }
+    }
+
+    /// Holds a lease from now on. An older one of the same run is gone, unless the commit that ends its run is under
+    /// way or done: then that commit's fence decides, and the run that it ended may be here again before its task
+    /// has gone.
+    fn enter(&self, session: SessionId, epoch: i64, standing: Standing) -> watch::Receiver<Standing> {
+        let (sender, receiver) = watch::channel(standing);
+        let entry = Entry { epoch, releasing: false, standing: sender };
+        if let Some(older) = self.lock().insert(session, entry).filter(|older| !older.releasing) {
+            older.standing.send_modify(|standing| standing.lost = true);
+        }
+        receiver
+    }
+
+    /// Says whether a commit that releases a run is under way.
+    fn releasing(&self, session: SessionId, epoch: i64, releasing: bool) {
+        let mut held = self.lock();
+        if let Some(entry) = held.get_mut(&session).filter(|entry| entry.epoch == epoch) {
+            entry.releasing = releasing;
         }
     }
 
@@ -202,11 +218,7 @@ impl Slot {
 
     /// Says whether a commit that releases the run is under way.
     pub(crate) fn releasing(&self, releasing: bool) {
-        let mut held = self.shared.held.lock();
-        if let Some(entry) = held.get_mut(&self.lease.session).filter(|entry| entry.epoch == self.lease.epoch)
-        {
-            entry.releasing = releasing;
-        }
+        self.shared.held.releasing(self.lease.session, self.lease.epoch, releasing);
     }
 
     /// Gives the lease back, but so that the run waits before it is claimed again.
@@ -264,4 +276,27 @@ pub(crate) const AFTER_FAULT: Duration = Duration::from_secs(5);
 /// How often leases are renewed.
 pub(crate) fn beat_every(ttl: Duration) -> Duration {
     ttl / 3
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_that_ended_here_is_not_lost_to_its_successor() {
+        let (held, session) = (Held::default(), SessionId(Uuid::from_u128(1)));
+        let until = Instant::now() + Duration::from_secs(1);
+        let standing = Standing { until, wake_seq: 1, lost: false };
+        let first = held.enter(session, 1, standing);
+        held.releasing(session, 1, true);
+        // The commit has ended the run, mail has brought the next one, and the claim is quicker than the task.
+        let second = held.enter(session, 2, standing);
+        assert!(!first.borrow().lost && !second.borrow().lost);
+        assert_eq!(held.list(), [(session, 2)]);
+        // A lease that nothing releases is gone when another claim brings the run again.
+        let _third = held.enter(session, 3, standing);
+        assert!(second.borrow().lost);
+    }
 }
