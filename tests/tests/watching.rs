@@ -241,7 +241,7 @@ impl Cluster {
         let database = fresh_database().await;
         let mut world = World::canonical(database.url(), false).await?;
         // A machine that stalls for a second takes no lease.
-        world.lease_ttl = 30;
+        world.lease_ttl = 6;
         let (mut nodes, mut api) = (Vec::new(), String::new());
         for role in ["api", "worker", "scheduler", "serve"] {
             let (node, bind) = world.node(role, &["--metrics-bind", "127.0.0.1:0"], &[]).await?;
@@ -282,7 +282,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// As [`Self::scrapes`], once the database has answered the API node in time.
+    /// As [`Self::scrapes`], once the database has answered the API node in time, and leases were renewed.
     async fn scrapes_while_up(&self) -> Result<BTreeMap<&'static str, Scrape>> {
         let until = Instant::now() + PATIENCE;
         let mut pause = tokio::time::interval(Duration::from_millis(100));
@@ -293,7 +293,9 @@ impl Cluster {
             let known =
                 ["holdfast_runs", "holdfast_workers", "holdfast_feed_lag_seconds", "holdfast_queue_due_runs"];
             let all = known.iter().all(|name| api.series.contains_key(*name));
-            if all && api.sum("holdfast_database_up", &[])? > 0.0 {
+            let renewed =
+                scrapes["worker"].sum("holdfast_heartbeats_total", &[("outcome", "renewed")])? > 0.0;
+            if all && renewed && api.sum("holdfast_database_up", &[])? > 0.0 {
                 return Ok(scrapes);
             }
             ensure!(Instant::now() < until, "the database never answered in time");
@@ -401,7 +403,7 @@ async fn nodes_show_what_is_documented_and_what_dashboard_and_alerts_ask_for() -
     let api = &scrapes["api"];
     ensure!(api.sum("holdfast_workers", &[])? >= 2.0 && api.sum("holdfast_database_up", &[])? == 1.0);
     ensure!(scrapes["worker"].sum("holdfast_worker_slots", &[])? == 256.0);
-    ensure!(scrapes["worker"].sum("holdfast_lease_ttl_seconds", &[])? == 30.0);
+    ensure!(scrapes["worker"].sum("holdfast_lease_ttl_seconds", &[])? == 6.0);
     for (_, node, _) in &mut cluster.nodes {
         node.signal(Signal::TERM)?;
         ensure!(node.ended().await?.success(), "{}", node.log_text());
