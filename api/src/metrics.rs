@@ -192,23 +192,29 @@ impl Cluster {
             return;
         }
         let up = tokio::time::timeout(limits::METRICS_WAIT, api.store.db().ping()).await;
-        self.up.set(i64::from(matches!(up, Ok(Ok(())))));
+        let up = matches!(up, Ok(Ok(())));
+        self.up.set(i64::from(up));
         // One after the other, on one connection at a time: clients' requests need the others. What isn't known
-        // any more isn't told, and one question that takes too long takes no other with it.
+        // any more isn't told.
         self.hide();
-        let store: &Store = &api.store;
-        if let Some(census) = known("runs", api.census()).await {
-            self.show_census(&census);
+        if !up {
+            *read_at = Some(Instant::now());
+            return;
         }
-        if let Some(due) = known("due runs", cluster::due(store)).await {
-            self.show_due(&due);
-        }
-        if let Some(standing) = known("workers", cluster::standing(store)).await {
-            self.show_standing(&standing);
-        }
-        if let Some(feed) = known("the feed", status::feed(store)).await {
+        // The dearest comes last, and what there is no time for takes no other with it.
+        let (store, until): (&Store, _) = (&api.store, Instant::now() + limits::METRICS_WAIT);
+        if let Some(feed) = known("the feed", until, status::feed(store)).await {
             self.feed_lag.with_label_values(NONE).set(seconds(feed.lag_micros));
             self.held_back.with_label_values(NONE).set(feed.held_back);
+        }
+        if let Some(standing) = known("workers", until, cluster::standing(store)).await {
+            self.show_standing(&standing);
+        }
+        if let Some(due) = known("due runs", until, cluster::due(store)).await {
+            self.show_due(&due);
+        }
+        if let Some(census) = known("runs", until, api.census()).await {
+            self.show_census(&census);
         }
         *read_at = Some(Instant::now());
     }
@@ -260,8 +266,12 @@ impl Cluster {
 const NONE: &[&str] = &[];
 
 /// What the database says to a question, if it does in time.
-async fn known<T>(what: &str, asked: impl Future<Output = Result<T, StoreError>>) -> Option<T> {
-    let why = match tokio::time::timeout(limits::METRICS_WAIT, asked).await {
+async fn known<T>(
+    what: &str,
+    until: Instant,
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Option<T> {
+    let why = match tokio::time::timeout_at(until, asked).await {
         Ok(Ok(answer)) => return Some(answer),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer in time".to_owned(),

@@ -345,6 +345,22 @@ pub async fn heartbeat(
     Ok(standing.into_values().collect())
 }
 
+/// Whether a lease stands by the database's clock.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn stands(store: &Store, session: SessionId, epoch: i64) -> Result<bool, StoreError> {
+    let stands = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT 1 FROM runs WHERE session_id = $1 AND epoch = $2 AND state || '' = 'claimed'
+                          AND lease_until > now()) AS "stands!""#,
+        session.0,
+        epoch
+    )
+    .fetch_one(store.read())
+    .await?;
+    Ok(stands)
+}
+
 /// What woke these runs, without renewing anything.
 ///
 /// # Errors

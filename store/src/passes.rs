@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Days, NaiveTime, Utc};
 
-use crate::{Store, errors::StoreError};
+use crate::{Store, errors::StoreError, outage};
 
 /// Wakes parked runs whose time has come. Returns how many.
 ///
@@ -54,6 +54,8 @@ pub async fn forget_workers(store: &Store) -> Result<u64, StoreError> {
 /// [`StoreError`] as the database has it.
 pub async fn clock(store: &Store) -> Result<DateTime<Utc>, StoreError> {
     let now = sqlx::query_scalar!(r#"SELECT clock_timestamp() AS "now!""#).fetch_one(store.read()).await?;
+    // What a scheduler asks each second tells it that an outage is over.
+    outage::worked();
     Ok(now)
 }
 
@@ -86,7 +88,7 @@ pub async fn mend_clock(store: &Store, limit: i64) -> Result<u64, StoreError> {
     let due = sqlx::query!(
         "UPDATE runs SET available_at = now() WHERE session_id IN (
              SELECT session_id FROM runs WHERE state = 'queued' AND available_at > now() + interval '1 minute'
-             ORDER BY session_id LIMIT $1 FOR UPDATE SKIP LOCKED)",
+             ORDER BY owner, priority DESC, available_at, session_id LIMIT $1 FOR UPDATE SKIP LOCKED)",
         limit
     )
     .execute(store.read())

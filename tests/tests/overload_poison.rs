@@ -24,6 +24,9 @@ const NEIGHBOURS: usize = 5;
 const SCRIPT: &str = r#"{"rules": [
     {"when": {"turn": 0, "last": "please die"}, "reply": {"tool_calls": [{"name": "bash_poison"}]}},
     {"when": {"tool_results": {"bash_poison": ""}}, "reply": {"tool_calls": [{"name": "bash_poison"}]}},
+    {"when": {"turn": 0, "last": "please freeze"}, "reply": {"tool_calls": [{"name": "bash_freeze"}]}},
+    {"when": {"tool_results": {"bash_freeze": ""}}, "reply": {"tool_calls": [{"name": "bash_freeze"}]}},
+    {"when": {"turn": 0, "last": "please ask"}, "reply": {"tool_calls": [{"name": "bash_ask"}]}},
     {"when": {"turn": 0, "last": "please stay"}, "reply": {"tool_calls": [{"name": "bash_note"}]}},
     {"when": {"tool_results": {"bash_note": ""}}, "reply": {"text": "still here", "delay_ms": 3000}},
     {"reply": {"text": "hello"}}
@@ -42,6 +45,12 @@ async fn world(database: &Database) -> Result<World> {
                 described("poison"),
                 "cd \"$(dirname \"$0\")/..\"; echo x >> deaths; kill -9 $PPID; sleep 10",
             ),
+            (
+                "freeze",
+                described("freeze"),
+                "cd \"$(dirname \"$0\")/..\"; echo x >> deaths; kill -STOP $PPID; sleep 10",
+            ),
+            ("ask", described("ask"), "kill $PPID; sleep 0.5"),
             ("note", described("note"), "cd \"$(dirname \"$0\")/..\"; echo \"$AGENT_SESSION_ID\" >> notes"),
         ],
     )?;
@@ -122,6 +131,65 @@ async fn a_poisonous_run_is_given_up_and_its_neighbours_are_not() -> Result<()> 
     wanted.sort_unstable();
     ensure!(noted == wanted, "each neighbour's tool ran once: {noted:?} for {wanted:?}");
     ensure!(!worker.has_ended()?, "{}", worker.log_text());
+    Ok(())
+}
+
+/// Makes a run one that two workers have died over.
+async fn suspect(database: &Database, id: Uuid) -> Result<()> {
+    let sql = "UPDATE runs SET takeovers = 2, takeover_version = 1 WHERE session_id = $1";
+    ensure!(database.connect().await.execute(sql, &[&id]).await? == 1, "the run waits for a worker");
+    Ok(())
+}
+
+/// The processes that a worker has started for runs under suspicion.
+fn processes(worker: &Node) -> Vec<u64> {
+    let log = worker.log_text();
+    let entries = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let alone = entries.filter(|entry| entry["kind"] == "run.alone");
+    alone.filter_map(|entry| entry["pid"].as_u64()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_freezes_its_process_is_given_up_too() -> Result<()> {
+    let database = fresh_database().await;
+    let world = world(&database).await?;
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let id = create(&world, &api, "please freeze").await?;
+    suspect(&database, id).await?;
+    let (mut worker, _) = world.node("worker", &[], &[]).await?;
+    let until = Instant::now() + PATIENCE;
+    let mut pause = tokio::time::interval(Duration::from_millis(50));
+    let view = loop {
+        pause.tick().await;
+        let view = world.view(&api, id).await?;
+        if view["status"] == "failed" {
+            break view;
+        }
+        ensure!(Instant::now() < until, "the run goes on: {view}\n{}", worker.log_text());
+    };
+    ensure!(view["status_detail"] == "poison", "{view}");
+    ensure!(lines(&world, "deaths").len() == 3, "{:?}", lines(&world, "deaths"));
+    ensure!(!worker.has_ended()?, "{}", worker.log_text());
+    for pid in processes(&worker) {
+        while fs::exists(format!("/proc/{pid}"))? {
+            pause.tick().await;
+            ensure!(Instant::now() < until, "process {pid} is still there");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_asks_its_process_to_leave_is_not_obeyed() -> Result<()> {
+    let database = fresh_database().await;
+    let world = world(&database).await?;
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let id = create(&world, &api, "please ask").await?;
+    suspect(&database, id).await?;
+    let (worker, _) = world.node("worker", &[], &[]).await?;
+    let view = world.until(&api, id, "idle").await?;
+    ensure!(answer(&view)? == "hello", "{view}");
+    ensure!(processes(&worker).len() == 1, "one process drove the run to its end: {}", worker.log_text());
     Ok(())
 }
 

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
-    Config, MAX_TAKEOVERS, Shared, WorkerError, drain,
+    Config, ENDING, MAX_TAKEOVERS, Shared, WorkerError, drain,
     held::{Held, Slot},
     lease, metrics, trace,
 };
@@ -43,6 +43,9 @@ const AFTER_DEATH: Duration = Duration::from_secs(1);
 
 /// The line that a child prints when it renews the lease itself.
 pub const HELD: &str = "held";
+
+/// How often a worker looks whether a child still renews its lease, in parts of a TTL.
+const LOOKS: u32 = 3;
 
 /// Pause before a child tries again to renew a lease whose row is locked, or while the database is away.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -74,6 +77,14 @@ pub struct Order {
     pub node: Value,
     /// The run, held by the worker that sends the order.
     pub lease: Lease,
+    /// The revision of its agent that the worker has: a file may have changed since it was read.
+    pub revision: String,
+}
+
+/// How long the process of a run may take after it was told to leave, so that it is gone when its worker's own
+/// grace is over: it still has to end its tools then.
+pub fn grace_alone(grace: Duration) -> Duration {
+    grace.saturating_sub(ENDING)
 }
 
 /// The places of a worker for runs under suspicion.
@@ -110,7 +121,12 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
         }
     };
     let (mut bond, says) = (child.stdin.take(), child.stdout.take());
-    let order = Order { node: places.how.node.clone(), lease: slot.lease.clone() };
+    let revision = shared.roster.of(&slot.lease).map(|member| member.agent().revision.clone());
+    let order = Order {
+        node: places.how.node.clone(),
+        lease: slot.lease.clone(),
+        revision: revision.unwrap_or_default(),
+    };
     if let (Some(pipe), Ok(mut line)) = (&mut bond, serde_json::to_string(&order)) {
         line.push('\n');
         // A child that is gone is seen below.
@@ -122,6 +138,8 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
         () = slot.lost() => false,
         // It may have begun just now: it is told to leave, and waited for.
         () = shared.draining.cancelled() => true,
+        // Until it says that it holds the lease, this worker renews it: somebody has to lose patience.
+        () = tokio::time::sleep(shared.lease_ttl) => false,
     };
     if !begins {
         let _ = child.kill().await;
@@ -131,34 +149,66 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
     tracing::info!(kind = "run.alone", session_id = %session, run_epoch = epoch, pid = child.id(), takeovers = slot.lease.takeovers);
     slot.hand_over();
     let ended = tokio::select! {
-        status = child.wait() => Some(status),
+        status = child.wait() => Ended::Exited(status),
+        () = not_renewed(shared, &slot) => Ended::Stuck,
         () = shared.draining.cancelled() => {
             drop(bond.take());
             tokio::select! {
-                status = child.wait() => Some(status),
-                () = shared.ending.cancelled() => None,
+                status = child.wait() => Ended::Exited(status),
+                () = shared.ending.cancelled() => Ended::Late,
             }
         }
     };
-    match ended {
-        Some(Ok(status)) if status.success() => {
-            if shared.draining.is_cancelled() {
-                release(shared, &slot, Duration::ZERO, false).await;
-            }
+    let died = match ended {
+        Ended::Exited(Ok(status)) if status.success() => None,
+        Ended::Exited(status) => {
+            Some(status.map_or_else(|error| error.to_string(), |status| status.to_string()))
         }
-        Some(status) => {
+        Ended::Stuck => {
+            let _ = child.kill().await;
+            Some("it didn't renew its lease".to_owned())
+        }
+        // The worker has to go, and the child had its time.
+        Ended::Late => {
+            let _ = child.kill().await;
+            None
+        }
+    };
+    match died {
+        Some(ended) => {
             metrics::died_alone();
-            let ended = status.map_or_else(|error| error.to_string(), |status| status.to_string());
             tracing::error!(kind = "run.died_alone", session_id = %session, run_epoch = epoch, ended, "a run ended the process that it had for itself");
             release(shared, &slot, AFTER_DEATH, true).await;
         }
-        // The worker has to go, and the child had its time.
-        None => {
-            let _ = child.kill().await;
-            release(shared, &slot, Duration::ZERO, false).await;
-        }
+        None if shared.draining.is_cancelled() => release(shared, &slot, Duration::ZERO, false).await,
+        None => {}
     }
     None
+}
+
+/// How the process of a run ended.
+enum Ended {
+    Exited(std::io::Result<std::process::ExitStatus>),
+    /// It lives, and let its lease end: a run that can freeze its process is as bad as one that kills it.
+    Stuck,
+    /// It was still at work when the worker had to go.
+    Late,
+}
+
+/// Waits until the lease that a child renews has ended, or is somebody else's.
+async fn not_renewed(shared: &Shared, slot: &Slot) {
+    loop {
+        tokio::time::sleep(shared.lease_ttl / LOOKS).await;
+        match claim::stands(&shared.store, slot.lease.session, slot.lease.epoch).await {
+            // A run that has just ended has no lease either: then the child ends as well.
+            Ok(false) => {
+                tokio::time::sleep(shared.lease_ttl).await;
+                return;
+            }
+            Ok(true) => {}
+            Err(error) => tracing::debug!(%error, "can't see whether the lease is renewed"),
+        }
+    }
 }
 
 async fn says_held(says: Option<ChildStdout>) -> bool {

@@ -10,11 +10,16 @@ use std::{
 };
 
 use holdfast_store::{
+    Store,
+    claim::Lease,
     connect::{self, ConnectOptions},
     listen::Listener,
     notify::{Channel, Notifier},
 };
-use holdfast_worker::alone::{Alone, HELD, Order, run_alone};
+use holdfast_worker::{
+    Config,
+    alone::{Alone, HELD, Order, grace_alone, run_alone},
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -65,16 +70,48 @@ pub(super) fn how(database: &Database) -> Option<Alone> {
 /// Drives the one run that the process was started for.
 pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
     let shutdown = CancellationToken::new();
-    let _signals = signals::watch(shutdown.clone(), true)?;
+    // A tool that tells its parent to stop doesn't get rid of suspicion; the worker closes standard input.
+    signals::ignore()?;
+    // Seen as what it is by whoever looks for the cause of a death. Where the system has no such file, it isn't.
+    let _ = std::fs::write("/proc/self/comm", "holdfast-alone");
+    // A worker that has gone, or changed its mind, before anything has begun is waited for by nobody.
+    let Some(ready) = shutdown.clone().run_until_cancelled(prepare(plan, shutdown.clone())).await else {
+        return Ok(());
+    };
+    let Ready { store, listener, config, lease } = ready?;
+    let held = || {
+        // A worker that is gone is heard of on standard input.
+        let _ = output::line(HELD);
+    };
+    let done = run_alone(store.clone(), listener, config, lease, held, shutdown).await;
+    if let Some(notifier) = store.notifier() {
+        notifier.close().await;
+    }
+    done.map_err(|error| Failure::Failed(chain(&error)))
+}
+
+/// What a run needs to be driven.
+struct Ready {
+    store: Store,
+    listener: Listener,
+    config: Config,
+    lease: Lease,
+}
+
+async fn prepare(plan: Plan, leave: CancellationToken) -> Result<Ready, Failure> {
     let told = |error: &dyn std::error::Error| Failure::during("the order of the worker")(error);
-    let line = hear(shutdown.clone()).await.map_err(|error| told(&error))?;
-    let Order { node, lease } = serde_json::from_str(&line).map_err(|error| told(&error))?;
+    let line = hear(leave).await.map_err(|error| told(&error))?;
+    let Order { node, lease, revision } = serde_json::from_str(&line).map_err(|error| told(&error))?;
     let Node { url, listen_url } = serde_json::from_value(node).map_err(|error| told(&error))?;
     let (Some(worker), Some(agents)) = (plan.worker, &plan.agents) else {
         return Err(Failure::Config(format!("{VARIABLE} is set, but {} drives no runs", plan.role)));
     };
     let mut loaded = agents::load(agents).await?;
-    loaded.retain(|one| one.agent.slug == lease.agent);
+    loaded.retain(|one| one.agent.slug == lease.agent && one.agent.revision == revision);
+    if loaded.is_empty() {
+        let agent = &lease.agent;
+        return Err(Failure::Failed(format!("the files of agent {agent} aren't what the worker has read")));
+    }
     let options = ConnectOptions {
         transaction_pooler: listen_url.is_some(),
         hot_connections: CONNECTIONS as usize,
@@ -85,19 +122,11 @@ pub(super) async fn run(plan: Plan) -> Result<(), Failure> {
     let direct = listen_url.unwrap_or(url);
     let db = connect::connect(options).await.map_err(|error| error.failure())?;
     let notifier = Notifier::start(&direct, "alone").map_err(|error| error.failure())?;
-    let store = fault::inject(holdfast_store::Store::new(db, Some(notifier)))?;
+    let store = fault::inject(Store::new(db, Some(notifier)))?;
     let listener = Listener::start(&direct, "alone", &Channel::ALL).map_err(|error| error.failure())?;
     let WorkerPlan { args, keys } = worker;
-    let config = roles::worker_config(args, keys, loaded, plan.common.grace(), None);
-    let held = || {
-        // A worker that is gone is heard of on standard input.
-        let _ = output::line(HELD);
-    };
-    let done = run_alone(store.clone(), listener, config, lease, held, shutdown).await;
-    if let Some(notifier) = store.notifier() {
-        notifier.close().await;
-    }
-    done.map_err(|error| Failure::Failed(chain(&error)))
+    let config = roles::worker_config(args, keys, loaded, grace_alone(plan.common.grace()), None);
+    Ok(Ready { store, listener, config, lease })
 }
 
 /// The first line of standard input, whose end then cancels `leave`: the worker has gone, or wishes that this

@@ -42,6 +42,17 @@ pub(crate) fn watch(
     })))
 }
 
+/// Lets signals that ask the process to stop do nothing, as a handler does and not as a setting that programs
+/// which it starts would inherit: whoever may stop it has another way.
+pub(crate) fn ignore() -> Result<(), Failure> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()] {
+        // The handler stays when this value has gone.
+        let _heard =
+            signal(kind).map_err(|error| Failure::Failed(format!("signals can't be watched: {error}")))?;
+    }
+    Ok(())
+}
+
 async fn next(signal: Option<&mut Signal>) -> Option<()> {
     match signal {
         Some(signal) => signal.recv().await,

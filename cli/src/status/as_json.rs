@@ -92,7 +92,7 @@ fn owner(queue: &Queue, one: &OwnerLoad) -> Value {
 
 fn queue(report: &Report, queue: &Queue) -> Value {
     let workers = report.workers.as_deref();
-    let leases = report.leases.as_ref().map_or(&[][..], |leases| &leases.workers);
+    let leases = report.held();
     let waiting = queue.waiting.iter().map(|one| {
         let why = workers.map(|workers| of_waiting(one, workers, leases));
         json!({

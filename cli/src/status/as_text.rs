@@ -136,7 +136,7 @@ fn owners(report: &Report, queue: &Queue) -> Result<(), Failure> {
         return Ok(());
     }
     output::line("")?;
-    let leases = report.leases.as_ref().map_or(&[][..], |leases| &leases.workers);
+    let leases = report.held();
     let rows = queue.waiting.iter().map(|one| {
         let why = report.workers.as_deref().map(|workers| of_waiting(one, workers, leases).text());
         [

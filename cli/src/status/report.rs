@@ -43,6 +43,8 @@ pub(super) struct Report {
     pub(super) unserved: Option<Vec<Unserved>>,
     pub(super) workers: Option<Vec<Worker>>,
     pub(super) leases: Option<Leases>,
+    /// Where only an owner's leases are told of, those of all: what is left of workers' slots.
+    pub(super) everybodys: Option<Leases>,
     pub(super) steps: Option<Vec<Step>>,
     pub(super) failures: Option<Failures>,
     pub(super) deferred: Option<Deferred>,
@@ -64,6 +66,7 @@ pub(super) async fn read(store: &Store, args: &StatusArgs) -> Result<Report, Sto
         archives: if args.keep_archives_days > 0 { args.keep_archives_days } else { ARCHIVES_SHOWN },
     };
     let leases = status::leases(store, owner).await?;
+    let everybodys = if of_all { None } else { status::leases(store, None).await? };
     Ok(Report {
         owner: match owner {
             Some(name) => Some((name.to_owned(), status::owner(store, name).await?)),
@@ -82,6 +85,7 @@ pub(super) async fn read(store: &Store, args: &StatusArgs) -> Result<Report, Sto
         workers: status::workers(store).await?,
         now: leases.as_ref().map_or_else(Utc::now, |leases| leases.now),
         leases,
+        everybodys,
         steps: status::steps(store, owner).await?,
         failures: status::failures(store, owner).await?,
         deferred: status::deferred(store, owner).await?,
@@ -96,6 +100,11 @@ impl Report {
     /// Seconds from a time until this reading, not less than 0.
     pub(super) fn age(&self, since: DateTime<Utc>) -> i64 {
         self.now.signed_duration_since(since).num_seconds().max(0)
+    }
+
+    /// What each worker holds, whoever owns it.
+    pub(super) fn held(&self) -> &[Held] {
+        self.everybodys.as_ref().or(self.leases.as_ref()).map_or(&[], |leases| &leases.workers)
     }
 
     /// The leases of a worker.

@@ -134,7 +134,7 @@ fn queue(report: &Report, all: &mut Findings) {
         all.push(Slug::AgentUnserved, text);
     }
     let (Some(queue), Some(workers)) = (&report.queue, workers) else { return };
-    let held = report.leases.as_ref().map_or(&[][..], |leases| &leases.workers);
+    let held = report.held();
     let stuck = queue.waiting.iter().find_map(|one| {
         let why = of_waiting(one, workers, held);
         let told = why.is_limit() || matches!(why, Why::NoWorker | Why::AgentUnserved(_));

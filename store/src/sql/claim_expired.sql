@@ -1,6 +1,6 @@
 -- A dead worker's runs. Takeovers are counted over a run's last 20 versions; expiries that a restart of
 -- the server explains don't count, nor those of a worker that has been heard of when it should have renewed the
--- lease: it lives, and was only late.
+-- lease: it lives, and was only late. That says nothing of a run under suspicion, which a process of its own renews.
 WITH due AS MATERIALIZED (
     SELECT session_id FROM runs
     WHERE state = 'claimed' AND lease_until < now()
@@ -13,7 +13,7 @@ WITH due AS MATERIALIZED (
 UPDATE runs r
 SET worker = $1, lease_until = now() + make_interval(secs => $3::float8), epoch = nextval('run_epochs'),
     takeovers = CASE WHEN r.lease_until <= pg_postmaster_start_time() + make_interval(secs => $3::float8) THEN r.takeovers
-                     WHEN EXISTS (SELECT 1 FROM workers w WHERE w.id = r.worker
+                     WHEN r.takeovers < 2 AND EXISTS (SELECT 1 FROM workers w WHERE w.id = r.worker
                                   AND w.seen_at > r.lease_until - make_interval(secs => $3::float8 / 3)) THEN r.takeovers
                      WHEN s.version - r.takeover_version > 20 THEN 1
                      ELSE r.takeovers + 1 END,

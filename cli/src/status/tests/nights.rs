@@ -122,6 +122,7 @@ pub(super) fn calm() -> Report {
         unserved: Some(vec![]),
         workers: Some(vec![worker()]),
         leases: Some(Leases { workers: vec![held(10)], taken_over: vec![], now: at() }),
+        everybodys: None,
         steps: Some(vec![
             Step { kind: StepKind::ToolOnce, name: "bash_x".into(), runs: 2, since: ago(4) },
             Step { kind: StepKind::ModelRequest, name: "a".into(), runs: 3, since: ago(4) },
