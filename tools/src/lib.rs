@@ -48,4 +48,5 @@ pub use process::{DRAIN_GRACE, STOP_TIME, StartError};
 pub use progress::{MAX_PROGRESS_LINE, PROGRESS_EVERY, Progress, ProgressFn, Stream};
 pub use scan::{Filter, FilterError, Source};
 pub use script::Script;
+pub use stragglers::{MARKS_VARIABLE, end_marked, marks_for_child};
 pub use toolbox::{DESCRIBES_AT_ONCE, RETRY_BROKEN, Refreshed, Toolbox};

@@ -3,13 +3,17 @@
 mod support;
 
 use std::{
-    fs,
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use holdfast_engine::tool::Outcome;
-use holdfast_tools::{Progress, Stream};
+use holdfast_tools::{MARKS_VARIABLE, Progress, Stream, end_marked, marks_for_child};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::{Bench, PATIENCE, context, failure, gone, pid, text};
 use tokio::sync::Notify;
@@ -137,6 +141,148 @@ async fn a_daemon_without_an_environment_ends_when_no_call_can_have_started_it()
     let bench = Bench::plain(&format!("{} echo done", daemon("env -i PATH=\"$PATH\""))).await;
     assert_eq!(text(bench.call(&json!({})).await), "done\n");
     gone(pid(&bench.file("child"))).await;
+}
+
+/// Starts a process of this test's own, no tool's, and reads the first line that it prints.
+fn stranger(script: &str) -> (Child, BufReader<ChildStdout>, String) {
+    let mut command = Command::new("setsid");
+    command.args(["bash", "-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("started");
+    let mut says = BufReader::new(child.stdout.take().expect("a pipe"));
+    let line = line(&mut says);
+    (child, says, line)
+}
+
+fn line(says: &mut impl BufRead) -> String {
+    let mut line = String::new();
+    says.read_line(&mut line).expect("a line");
+    line.trim().to_owned()
+}
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).expect("an id"), Signal::KILL).expect("it lived");
+}
+
+fn there(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Polls for something that takes no longer than `limit`.
+async fn until(limit: Duration, what: &str, condition: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(limit, async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// Leaves a process without a mark and a parent, in a session of its own, and prints its id.
+const NEWCOMER: &str = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $!";
+
+#[tokio::test]
+async fn who_was_there_before_any_tool_is_left_alone_with_all_its_own() {
+    let (mut child, mut says, ready) = stranger(&format!("echo ready; read; {NEWCOMER}"));
+    assert_eq!(ready, "ready");
+    let bench = Bench::plain("echo done").await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    assert!(child.try_wait().expect("its status").is_none(), "it lives");
+    writeln!(child.stdin.take().expect("a pipe")).expect("told");
+    let left: i32 = line(&mut says).parse().expect("an id");
+    assert!(child.wait().expect("its status").success());
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    kill(left);
+}
+
+/// Runs one of these tests in a process of its own, which `program` starts.
+fn again(program: &[&str], test: &str) -> Command {
+    let this = env::current_exe().expect("this program");
+    let mut command = match program {
+        [] => Command::new(this),
+        [first, others @ ..] => {
+            let mut command = Command::new(first);
+            command.args(others).arg(this);
+            command
+        }
+    };
+    command.args(["--exact", test, "--nocapture"]).stdout(Stdio::null());
+    command
+}
+
+#[tokio::test]
+async fn the_first_process_of_a_container_kills_no_stranger() {
+    const NAMESPACE: [&str; 3] = ["unshare", "-Urpf", "--mount-proc"];
+    if std::process::id() != 1 {
+        let may = Command::new(NAMESPACE[0]).args(&NAMESPACE[1..]).arg("true").status();
+        // Not everybody may make a namespace.
+        if may.is_ok_and(|status| status.success()) {
+            let mut inside = again(&NAMESPACE, "the_first_process_of_a_container_kills_no_stranger");
+            assert!(inside.status().expect("started").success(), "what it says is above");
+        }
+        return;
+    }
+    let bench = Bench::plain(&format!("{} echo done", daemon(""))).await;
+    let (mut child, _says, newcomer) = stranger(NEWCOMER);
+    assert!(child.wait().expect("its status").success());
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    gone(pid(&bench.file("child"))).await;
+    kill(newcomer.parse().expect("an id"));
+}
+
+#[tokio::test]
+async fn who_dies_later_is_reaped_without_another_call() {
+    // Without a mark, in a group of its own, but in this session: the call leaves it.
+    let body = r#"cd "$(dirname "$0")"; env -i PATH="$PATH" bash -c 'set -m; sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > child'; echo done"#;
+    let bench = Bench::plain(body).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    let left = pid(&bench.file("child"));
+    kill(left);
+    until(PATIENCE * 3, "it is reaped", || !there(left)).await;
+}
+
+#[tokio::test]
+async fn a_child_of_this_process_that_nobody_has_waited_for_yet_keeps_its_status() {
+    let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("started");
+    let stat = format!("/proc/{}/stat", child.id());
+    until(PATIENCE, "it ends", || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))).await;
+    let bench = Bench::plain("echo done").await;
+    // Longer than it takes to take a dead child for an orphan.
+    let seen = Instant::now();
+    until(PATIENCE, "time goes by", || seen.elapsed() > Duration::from_secs(6)).await;
+    assert_eq!(text(bench.call(&json!({})).await), "done\n");
+    assert_eq!(child.wait().expect("its status").code(), Some(7));
+}
+
+#[tokio::test]
+async fn what_the_tools_of_a_killed_process_left_is_ended_by_its_marks() {
+    const TEST: &str = "what_the_tools_of_a_killed_process_left_is_ended_by_its_marks";
+    if env::var_os(MARKS_VARIABLE).is_some() {
+        let body = format!(
+            r#"cd "$NOTES"; echo $$ > leader; {} exec sleep 1000"#,
+            daemon("").replace("$(dirname \"$0\")", "$NOTES")
+        );
+        let _ = Bench::plain(&body).await.call(&json!({})).await;
+        return;
+    }
+    let notes = support::directory();
+    let (marks, others) = (marks_for_child(), marks_for_child());
+    let mut child = again(&[], TEST)
+        .envs([(MARKS_VARIABLE, marks.as_str())])
+        .envs([("NOTES", notes.path()), ("TMPDIR", notes.path())])
+        .spawn()
+        .expect("started");
+    let daemon = notes.path().join("child");
+    until(PATIENCE, "the tool starts", || daemon.exists()).await;
+    let left = [pid(&notes.path().join("leader")), pid(&daemon)];
+    child.kill().expect("it lived");
+    child.wait().expect("its status");
+    end_marked(&others).await;
+    end_marked("").await;
+    assert!(there(left[0]), "other marks");
+    end_marked(&marks).await;
+    for pid in left {
+        assert!(!there(pid), "killed and reaped");
+    }
 }
 
 #[tokio::test]

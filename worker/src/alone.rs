@@ -12,6 +12,7 @@ use holdfast_store::{
     claim::{self, Lease},
     listen::Listener,
 };
+use holdfast_tools::{MARKS_VARIABLE, end_marked, marks_for_child};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::{
@@ -113,7 +114,8 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
         return None;
     };
     let (session, epoch) = (slot.lease.session, slot.lease.epoch);
-    let mut child = match start(&places.how) {
+    let marks = marks_for_child();
+    let mut child = match start(&places.how, &marks) {
         Ok(child) => child,
         Err(error) => {
             tracing::error!(kind = "run.not_alone", session_id = %session, %error, "no process can be started for a run under suspicion");
@@ -143,6 +145,7 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
     };
     if !begins {
         let _ = child.kill().await;
+        end_marked(&marks).await;
         tracing::error!(kind = "run.not_alone", session_id = %session, run_epoch = epoch, "the process for a run under suspicion did not begin");
         return Some(slot);
     }
@@ -174,6 +177,8 @@ pub(crate) async fn send(shared: &Shared, places: &Places, mut slot: Slot) -> Op
             None
         }
     };
+    // Its tools may have outlived it, and whoever claims the run next starts some of them again.
+    end_marked(&marks).await;
     match died {
         Some(ended) => {
             metrics::died_alone();
@@ -227,9 +232,10 @@ async fn release(shared: &Shared, slot: &Slot, delay: Duration, died: bool) {
     }
 }
 
-fn start(how: &Alone) -> std::io::Result<Child> {
+fn start(how: &Alone, marks: &str) -> std::io::Result<Child> {
     let mut command = Command::new(&how.program);
     command.args(&how.arguments).envs(how.environment.iter().map(|(name, value)| (name, value)));
+    command.env(MARKS_VARIABLE, marks);
     // Seen among processes as what it was started as.
     #[cfg(unix)]
     command.arg0(std::env::args_os().next().unwrap_or_else(|| how.program.clone().into()));
