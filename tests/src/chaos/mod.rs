@@ -31,8 +31,10 @@ use crate::sse::Follower;
 /// Sessions whose events somebody follows from their creation on, through all faults, at least; in large runs
 /// one in a hundred.
 const FOLLOWED: usize = 8;
-/// How long sessions may take to come to rest once nothing befalls the nodes any more.
+/// How long sessions may take to come to rest once nothing befalls the nodes any more, and how much longer for each
+/// of them: most wait for somebody by then.
 const REST: Duration = Duration::from_secs(60);
+const REST_OF_EACH: Duration = Duration::from_millis(100);
 /// Requests of clients to a session, roughly: their pauses are made to fill the time.
 const REQUESTS: u32 = 7;
 
@@ -123,8 +125,8 @@ async fn play(
 ) -> Result<(Vec<Story>, Vec<Followed>)> {
     let rounds = size.sessions.div_ceil(size.at_once);
     let each = Duration::from_secs(size.seconds) / u32::try_from(rounds.max(1))?;
-    // Pauses last half of the most on average; the rest of the time goes into the requests themselves.
-    let pace = each / REQUESTS;
+    // Pauses last half of the most on average; a quarter of the time goes into the requests themselves.
+    let pace = each * 3 / (2 * REQUESTS);
     let every = size.sessions.div_ceil(FOLLOWED.max(size.sessions / 100));
     let players = stream::iter(0..size.sessions).map(|number| {
         let addresses = Arc::clone(&addresses);
@@ -150,7 +152,7 @@ async fn rest(
     size: Size,
     stories: Vec<Story>,
 ) -> Result<Vec<Story>> {
-    let until = Instant::now() + REST;
+    let until = Instant::now() + REST + REST_OF_EACH * u32::try_from(stories.len()).unwrap_or(u32::MAX);
     let mut tick = interval(Duration::from_millis(250));
     let mut stories: BTreeMap<Uuid, Story> = stories.into_iter().map(|story| (story.id, story)).collect();
     for row in admin.query("SELECT id FROM sessions", &[]).await? {
