@@ -67,18 +67,23 @@ fn main() -> Result<ExitCode> {
     let size = Arguments::parse().size();
     let _ = writeln!(std::io::stderr(), "{size:?}");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let began = Instant::now();
+    // Now: somebody may check out something else meanwhile.
+    let (began, commit) = (Instant::now(), commit());
     let outcome = runtime.block_on(run(size))?;
-    print(&mut std::io::stdout(), size, &outcome, began.elapsed())?;
+    print(&mut std::io::stdout(), (size, &commit), &outcome, began.elapsed())?;
     Ok(if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print(out: &mut impl std::io::Write, size: Size, outcome: &Outcome, took: Duration) -> Result<()> {
+fn print(
+    out: &mut impl std::io::Write,
+    (size, commit): (Size, &str),
+    outcome: &Outcome,
+    took: Duration,
+) -> Result<()> {
     let Size { seed, seconds, sessions, at_once, workers, apis } = size;
     writeln!(
         out,
-        "Seed {seed}, commit {}: {sessions} sessions, {at_once} at once, over {workers} workers, {apis} API nodes and a scheduler with faults for {seconds} s; {} s in all.\n",
-        commit(),
+        "Seed {seed}, commit {commit}: {sessions} sessions, {at_once} at once, over {workers} workers, {apis} API nodes and a scheduler with faults for {seconds} s; {} s in all.\n",
         took.as_secs()
     )?;
     writeln!(out, "| fault | times |\n|---|--:|")?;
