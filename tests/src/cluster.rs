@@ -91,6 +91,18 @@ pub async fn connect(url: &str) -> Result<Client> {
     Ok(client)
 }
 
+/// A database's URL by another address that leads there; never with TLS, which what stands between couldn't read.
+///
+/// # Errors
+/// If the URL can't be read.
+pub(crate) fn url_by(url: &str, address: std::net::SocketAddr) -> Result<String> {
+    let config: tokio_postgres::Config = url.parse()?;
+    let user = config.get_user().unwrap_or_default();
+    let password = String::from_utf8_lossy(config.get_password().unwrap_or_default());
+    let database = config.get_dbname().unwrap_or_default();
+    Ok(format!("postgres://{user}:{password}@{address}/{database}?sslmode=disable"))
+}
+
 /// The same URL with another database.
 ///
 /// # Errors
@@ -188,10 +200,7 @@ impl Database {
 
     /// Its URL by another address, such as a proxy's; never with TLS, which a proxy couldn't read.
     pub fn url_by(&self, address: std::net::SocketAddr) -> String {
-        let config: tokio_postgres::Config = self.url.parse().expect("a URL that has been used");
-        let user = config.get_user().unwrap_or_default();
-        let password = String::from_utf8_lossy(config.get_password().unwrap_or_default()).into_owned();
-        format!("postgres://{user}:{password}@{address}/{}?sslmode=disable", self.name)
+        url_by(&self.url, address).expect("a URL that has been used")
     }
 
     /// Host and port of its server.

@@ -6,7 +6,7 @@ use std::{
     process::Stdio,
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use tokio::process::Command;
 
 /// Where systems keep the library.
@@ -16,13 +16,6 @@ const PLACES: [&str; 5] = [
     "/usr/lib64/faketime/libfaketime.so.1",
     "/usr/lib/faketime/libfaketime.so.1",
     "/usr/local/lib/faketime/libfaketime.so.1",
-];
-
-/// How package managers install it.
-const INSTALLERS: [&[&str]; 3] = [
-    &["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends", "libfaketime"],
-    &["dnf", "install", "-y", "libfaketime"],
-    &["apk", "add", "--no-cache", "libfaketime"],
 ];
 
 /// A wall clock for some processes; what measures time without one stays right.
@@ -96,29 +89,8 @@ async fn install() -> Result<PathBuf> {
     if let Some(library) = found() {
         return Ok(library);
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let there = |program: &str| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
-    let Some(words) = INSTALLERS.iter().find(|words| there(words[0])) else {
-        bail!("libfaketime isn't installed, and there is no package manager that this knows");
-    };
-    let sudo: &[&str] = if rustix::process::geteuid().is_root() { &[] } else { &["sudo", "-n"] };
-    let mut said = String::new();
-    if words[0] == "apt-get" {
-        // What it knows of packages may be nothing yet; where that is so, the next step says it.
-        said = run(&[sudo, &["apt-get", "update"]].concat())
-            .await
-            .err()
-            .map_or(String::new(), |error| error.to_string());
-    }
-    run(&[sudo, words].concat()).await.context(said)?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("install-faketime");
+    let ran = Command::new(script).stdin(Stdio::null()).output().await?;
+    ensure!(ran.status.success(), "libfaketime can't be installed: {}", String::from_utf8_lossy(&ran.stderr));
     found().with_context(|| format!("libfaketime was installed and is in none of {PLACES:?}"))
-}
-
-async fn run(words: &[&str]) -> Result<()> {
-    let mut command = Command::new(words[0]);
-    command.args(&words[1..]).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-    let ran = command.output().await?;
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    ensure!(ran.status.success(), "{}: {said}", words.join(" "));
-    Ok(())
 }

@@ -3,7 +3,7 @@
 //!
 //! The parent holds the lease until the child says that it renews it, and then only waits. The child's
 //! standard input is the bond between them: the order comes in by it, and its end, whether the parent closes
-//! it or dies, tells the child to leave as SIGTERM would.
+//! it or dies, tells the child to leave as SIGTERM tells a worker.
 
 use std::{ffi::OsString, fmt, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 

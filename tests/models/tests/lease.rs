@@ -1,35 +1,20 @@
 //! The lease's model: the protocol as it is keeps every promise in every state, and each classic mistake
 //! breaks the promise that is there to prevent it.
-#![expect(clippy::print_stdout, reason = "sizes and traces are for reading, with --nocapture")]
 
-use holdfast_models::{
-    check::{check, check_one},
-    lease::{Action, Lease, Variant},
-};
+mod proof;
+
+use holdfast_models::lease::{Lease, Variant};
 
 /// More states than a search may visit.
 const LIMIT: usize = 2_000_000;
 
 #[test]
 fn the_lease_keeps_its_promises_in_every_state() {
-    let report = check(&Lease(Variant::Correct), LIMIT);
-    println!("{} states, {} actions, depth {}", report.states, report.actions, report.depth);
-    println!("{:#?}", report.kinds);
-    if let Some(broken) = &report.broken {
-        panic!("{broken}");
-    }
-    assert!(report.states > 1_000_000, "only {} states", report.states);
-    assert_eq!(report.missing::<Action>(), Vec::<&str>::new(), "kinds of actions that never occurred");
+    proof::keeps(&Lease(Variant::Correct), LIMIT, 1_000_000);
 }
 
-/// The mistake breaks the promise, and it takes few actions to show it.
 fn breaks(variant: Variant, promise: &str) {
-    let report = check_one(&Lease(variant), LIMIT, promise);
-    println!("{variant:?}: {} states", report.states);
-    let broken = report.broken.unwrap_or_else(|| panic!("{variant:?} keeps the promise that {promise}"));
-    println!("{broken}");
-    assert_eq!(broken.promise, promise);
-    assert!(broken.trace.len() <= 16, "a shortest way of {} actions", broken.trace.len());
+    proof::breaks(&Lease(variant), variant, LIMIT, promise);
 }
 
 #[test]

@@ -1,35 +1,20 @@
 //! The token's model: the protocol as it is keeps every promise in every state, and each classic mistake
 //! breaks the promise that is there to prevent it.
-#![expect(clippy::print_stdout, reason = "sizes and traces are for reading, with --nocapture")]
 
-use holdfast_models::{
-    check::{check, check_one},
-    token::{Action, Tokens, Variant},
-};
+mod proof;
+
+use holdfast_models::token::{Tokens, Variant};
 
 /// More states than a search may visit.
 const LIMIT: usize = 1_000_000;
 
 #[test]
 fn tokens_keep_their_promises_in_every_state() {
-    let report = check(&Tokens(Variant::Correct), LIMIT);
-    println!("{} states, {} actions, depth {}", report.states, report.actions, report.depth);
-    println!("{:#?}", report.kinds);
-    if let Some(broken) = &report.broken {
-        panic!("{broken}");
-    }
-    assert!(report.states > 150_000, "only {} states", report.states);
-    assert_eq!(report.missing::<Action>(), Vec::<&str>::new(), "kinds of actions that never occurred");
+    proof::keeps(&Tokens(Variant::Correct), LIMIT, 150_000);
 }
 
-/// The mistake breaks the promise, and it takes few actions to show it.
 fn breaks(variant: Variant, promise: &str) {
-    let report = check_one(&Tokens(variant), LIMIT, promise);
-    println!("{variant:?}: {} states", report.states);
-    let broken = report.broken.unwrap_or_else(|| panic!("{variant:?} keeps the promise that {promise}"));
-    println!("{broken}");
-    assert_eq!(broken.promise, promise);
-    assert!(broken.trace.len() <= 16, "a shortest way of {} actions", broken.trace.len());
+    proof::breaks(&Tokens(variant), variant, LIMIT, promise);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use holdfast_store::{
     embedded::{Cluster, EmbeddedOptions, StopMode},
     install::ensure_installed,
@@ -10,7 +10,7 @@ use holdfast_store::{
 };
 use tokio_postgres::{Client as Postgres, error::SqlState};
 
-use crate::cluster::connect;
+use crate::cluster::{connect, url_by};
 
 /// Connections that the server takes: some more than the nodes hold when nothing befalls them.
 const MAX_CONNECTIONS: usize = 160;
@@ -56,10 +56,7 @@ impl Ground {
     /// # Errors
     /// If the server's own URL can't be read.
     pub(super) fn url_by(&self, address: SocketAddr) -> Result<String> {
-        let config: tokio_postgres::Config = self.cluster.url(DATABASE).parse()?;
-        let user = config.get_user().context("the server's URL has no user")?;
-        let password = String::from_utf8_lossy(config.get_password().unwrap_or_default()).into_owned();
-        Ok(format!("postgres://{user}:{password}@{address}/{DATABASE}?sslmode=disable"))
+        url_by(&self.cluster.url(DATABASE), address)
     }
 
     /// A connection of the chaos's own.
