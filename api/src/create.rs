@@ -107,6 +107,9 @@ pub(crate) struct MessageBody {
     run: Option<RunMode>,
     /// Makes the message idempotent: a repeat is the same message.
     message_id: Option<Uuid>,
+    /// Whether it is said at once, with placeholders for the calls that the conversation waits for; they go on in
+    /// the background.
+    interrupt: Option<bool>,
 }
 
 /// Starts a session.
@@ -195,7 +198,7 @@ pub(crate) fn message(id: Option<Uuid>, text: String, media: Vec<MediaBody>) -> 
     let media = (0..).zip(media).map(attachment).collect::<Answer<_>>()?;
     let (query, blob) = Payload::pack(Query { text, media });
     let id = MailId(id.unwrap_or_else(Uuid::now_v7));
-    Ok(Some(Message { id, query, blobs: blob.into_iter().collect() }))
+    Ok(Some(Message { id, query, blobs: blob.into_iter().collect(), interrupt: false }))
 }
 
 fn attachment((index, media): (usize, MediaBody)) -> Answer<Media> {
@@ -234,9 +237,10 @@ pub(crate) async fn send_message(
     let first = if run == Mode::None { 200 } else { 202 };
     let (body, key) = posted.open(first);
     let keyed = key.is_some();
-    let MessageBody { prompt, media, run: _, message_id } = body;
+    let MessageBody { prompt, media, run: _, message_id, interrupt } = body;
     let message = message(message_id, prompt.unwrap_or_default(), media.unwrap_or_default())?;
     let message = message.ok_or_else(|| ApiError::bad_request("prompt must not be empty without media"))?;
+    let message = Message { interrupt: interrupt.unwrap_or(false), ..message };
     let (store, caller) = (api.store.clone(), who.caller(key));
     let done = to_the_end(async move { accept::post(&store, &caller, id, &message, run).await }).await?;
     let (code, receipt) = match done {

@@ -143,6 +143,10 @@ impl From<StoreError> for ApiError {
             StoreError::TokenExpired => {
                 Self::new(StatusCode::GONE, "token_expired", "the call's deadline has passed")
             }
+            StoreError::NothingToApprove => conflict(
+                "nothing_to_approve",
+                "the call waits for its result, not for a word that it may run",
+            ),
             StoreError::RunInProgress => conflict("run_in_progress", "a run of the session goes on"),
             StoreError::NoActiveRun => conflict("no_active_run", "no run of the session is active"),
             StoreError::Backlog { limit } => {

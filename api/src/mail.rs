@@ -6,12 +6,14 @@ use holdfast_engine::{
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
+    waking::WakeClass,
 };
 use holdfast_store::{
     StoreError, accept, history,
     idempotency::Done,
     letters::{Ask, Letter},
     load, sessions,
+    waking::Wake,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -38,7 +40,7 @@ use crate::{
 pub(crate) struct LetterBody {
     #[serde(deserialize_with = "object")]
     body: LetterText,
-    /// `normal` unless given.
+    /// `normal` unless given; `high`, or `interrupt`, which is another word for it.
     #[schema(value_type = Option<String>)]
     priority: Option<Priority>,
     /// Makes the letter idempotent: a repeat is the same letter.
@@ -117,7 +119,9 @@ pub(crate) async fn send(
 ) -> Answer<(StatusCode, Json<ReceiptView>)> {
     let (LetterBody { body, priority, id: letter }, key) = posted.open(202);
     let letter_id = letter.unwrap_or_else(Uuid::now_v7);
-    let (body, ask, blobs) = match body {
+    // Whether what people and programs say starts a run, the agent decides; orders decide for themselves.
+    let of_user = Wake::As(WakeClass::User);
+    let (body, wake, blobs) = match body {
         LetterText::UserMessage { query } => {
             let (text, media) = match query {
                 Said::Text(text) => (text, Vec::new()),
@@ -125,12 +129,12 @@ pub(crate) async fn send(
             };
             let message = message(Some(letter_id), text, media)?
                 .ok_or_else(|| ApiError::bad_request("query must not be empty"))?;
-            (MailBody::UserMessage { query: message.query }, Ask::GoOn, message.blobs)
+            (MailBody::UserMessage { query: message.query }, of_user, message.blobs)
         }
         LetterText::AgentMessage { text, in_reply_to, expects_reply } => {
             let (text, in_reply_to) = (inline_text("text", text)?, in_reply_to.map(MailId));
             let expects_reply = expects_reply.unwrap_or(false);
-            (MailBody::AgentMessage { text, in_reply_to, expects_reply }, Ask::GoOn, Vec::new())
+            (MailBody::AgentMessage { text, in_reply_to, expects_reply }, of_user, Vec::new())
         }
         LetterText::Control { message } => {
             let message = control(&api, &who.owner, id, message).await?;
@@ -138,7 +142,7 @@ pub(crate) async fn send(
                 Control::Resume => Ask::Run(Mode::UntilBlocked),
                 _ => Ask::Fold,
             };
-            (MailBody::Control { message }, ask, Vec::new())
+            (MailBody::Control { message }, Wake::By(ask), Vec::new())
         }
     };
     let owner = Some(who.owner.to_string()).filter(|owner| !owner.is_empty());
@@ -147,7 +151,7 @@ pub(crate) async fn send(
     let letter = Letter { id: MailId(letter_id), from: Sender::User { owner }, priority, hops: 0, body };
     let (store, caller) = (api.store.clone(), who.caller(key));
     let done =
-        to_the_end(async move { accept::send(&store, &caller, id, letter, ask, &blobs).await }).await?;
+        to_the_end(async move { accept::send(&store, &caller, id, letter, wake, &blobs).await }).await?;
     let receipt = match done {
         Done::Now(receipt) => receipt,
         Done::Before { resource, .. } => first_receipt(&api, id, &resource).await?,

@@ -135,6 +135,9 @@ pub(crate) struct CompleteBody {
     /// Instead of a result: that the call failed, and why, in at most 65,536 bytes.
     #[schema(max_length = 65536)]
     error: Option<String>,
+    /// Instead of both, for a call that was deferred until somebody says that it may run: whether it may. With
+    /// `false`, `error` says why not.
+    approve: Option<bool>,
     /// Whether the session goes on; true unless given.
     resume: Option<bool>,
 }
@@ -153,7 +156,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
         (status = 200, description = "The session; no run is active.", body = SessionView),
         (status = 202, description = "The session, while a run is active.", body = SessionView),
         (status = 404, description = "`unknown_token`.", body = ErrorBody),
-        (status = 409, description = "`token_already_completed` with `same_result`; `token_cancelled`.", body = ErrorBody),
+        (status = 409, description = "`token_already_completed` with `same_result`; `token_cancelled`; `nothing_to_approve`.", body = ErrorBody),
         (status = 410, description = "`token_expired`.", body = ErrorBody),
         PostErrors))]
 pub(crate) async fn complete(
@@ -184,6 +187,15 @@ pub(crate) async fn complete(
 }
 
 fn report(body: CompleteBody) -> Answer<Report> {
+    match (body.approve, &body.result, &body.error) {
+        (None, ..) => {}
+        (Some(true), None, None) => return Ok(Report::Approval),
+        (Some(false), None, reason) => {
+            let reason = reason.clone().unwrap_or_else(|| "a person said no".to_owned());
+            return Ok(Report::Error(inline_text("error", format!("denied: {reason}"))?));
+        }
+        _ => return Err(ApiError::bad_request("approve goes with nothing but, if it is false, error")),
+    }
     let result = match (body.result, body.error) {
         (Some(Value::String(text)), None) => ToolResult::text(text),
         (Some(value @ Value::Object(_)), None) => {
@@ -195,7 +207,7 @@ fn report(body: CompleteBody) -> Answer<Report> {
             return Err(ApiError::bad_request("result must be a text or a tool result with a `type`"));
         }
         (None, Some(message)) => return Ok(Report::Error(inline_text("error", message)?)),
-        _ => return Err(ApiError::bad_request("give exactly one of result and error")),
+        _ => return Err(ApiError::bad_request("give exactly one of result, error and approve")),
     };
     for media in result.media() {
         if BASE64_STANDARD.decode(&media.base64_data).is_err() {

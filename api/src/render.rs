@@ -7,19 +7,14 @@ use holdfast_engine::ids::SessionId;
 use holdfast_store::{
     StoreError,
     feed::EventRow,
-    history::{self, DeferredCall},
     sessions::{self, SessionRow},
+    shown,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::{
-    error::Answer,
-    state::Api,
-    turns,
-    view::{DeferredCallView, SessionMeta},
-};
+use crate::{error::Answer, state::Api, turns, view::SessionMeta};
 
 /// How many sessions a renderer remembers the rows of.
 const REMEMBERED: usize = 1_000;
@@ -39,12 +34,6 @@ struct Updated {
     status: String,
     detail: Option<String>,
     head: Option<i64>,
-}
-
-/// The body of `calls.deferred`.
-#[derive(Deserialize)]
-struct Deferred {
-    calls: Vec<Uuid>,
 }
 
 impl Renderer {
@@ -76,13 +65,9 @@ impl Renderer {
                 data.remove("head_turn");
                 data
             }
-            "calls.deferred" => deferred(api, event).await?,
-            _ => serde_json::from_str(&event.body).map_err(StoreError::from)?,
+            _ => shown::data(&api.store, event).await?,
         };
-        data.insert("session_id".to_owned(), json!(event.session_id));
-        data.insert("kind".to_owned(), json!(event.kind));
-        data.insert("seq".to_owned(), json!(event.seq));
-        data.insert("at".to_owned(), json!(event.at));
+        shown::name(&mut data, event);
         Ok(Value::Object(data))
     }
 
@@ -129,16 +114,6 @@ impl Renderer {
         self.head = Some((session, position, turn.clone()));
         Ok(turn)
     }
-}
-
-async fn deferred(api: &Api, event: &EventRow) -> Answer<Map<String, Value>> {
-    let body: Deferred = serde_json::from_str(&event.body).map_err(StoreError::from)?;
-    let calls = history::deferred_calls(&api.store, SessionId(event.session_id), &body.calls).await?;
-    // As the event left them: what became of them since is told by later events.
-    let as_deferred = |call| DeferredCall { state: "open".to_owned(), ..call };
-    let calls: Vec<DeferredCallView> =
-        calls.into_iter().map(as_deferred).map(DeferredCallView::from).collect();
-    Ok(to_map(&json!({"calls": calls}))?)
 }
 
 fn to_map(value: &impl serde::Serialize) -> Result<Map<String, Value>, StoreError> {

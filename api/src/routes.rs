@@ -33,6 +33,7 @@ fn list() -> OpenApiRouter<Shared> {
         .routes(routes!(create::send_message))
         .routes(routes!(runs::resume))
         .routes(routes!(runs::cancel))
+        .routes(routes!(runs::cancel_attached))
         .routes(routes!(runs::pause))
         .routes(routes!(mail::send, mail::list))
         .routes(routes!(pending::of_session))

@@ -128,6 +128,28 @@ pub(crate) async fn pause(
     view::meta(&api, &who.owner, id).await.map(Json)
 }
 
+/// Cancels the calls that the conversation waits for: the model is told so and asked on. Calls in the background and
+/// deferred ones go on.
+#[utoipa::path(post, path = "/v1/sessions/{id}/cancel-attached", tag = "sessions",
+    params(("id" = String, Path, description = "The session."), KeyHeader), request_body = Option<EmptyBody>,
+    responses(
+        (status = 200, description = "The session; the worker that holds its run obeys.", body = SessionMeta),
+        (status = 404, description = "`unknown_session`.", body = ErrorBody),
+        (status = 429, description = "`mailbox_full`: too many orders are unread.", body = ErrorBody),
+        PostErrors))]
+pub(crate) async fn cancel_attached(
+    State(api): State<Shared>,
+    who: Who,
+    SessionPath(id): SessionPath,
+    Asked(Nothing {}): Asked<Nothing>,
+    MaybePosted(posted): MaybePosted<EmptyBody>,
+) -> Answer<Json<SessionMeta>> {
+    let (EmptyBody {}, key) = posted.open(200);
+    let (store, caller) = (api.store.clone(), who.caller(key));
+    to_the_end(async move { accept::cancel_attached(&store, &caller, id).await }).await?;
+    view::meta(&api, &who.owner, id).await.map(Json)
+}
+
 /// The session that a repeated request was about.
 pub(crate) fn repeated(resource: &str) -> Answer<SessionId> {
     let id = resource.split('/').next().and_then(|id| id.parse().ok());

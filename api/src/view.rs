@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use chrono::{DateTime, Utc};
-use holdfast_engine::{ids::SessionId, mail::Settled};
+use holdfast_engine::{ids::SessionId, mail::Settled, waits::Waits};
 use holdfast_store::{
     StoreError,
     history::{self, DeferredCall, UntoldCall},
@@ -123,8 +123,11 @@ struct CallView {
     tool_call_id: Uuid,
     /// The tool.
     name: String,
-    /// `ready`, `running`, `deferred`, `completed`, `failed` or `cancelled`.
+    /// `ready`, `running`, `waiting`, `deferred`, `completed`, `failed` or `cancelled`.
     state: String,
+    /// The session that works on it, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    child_session_id: Option<Uuid>,
     /// How it ended: a tool result, a text if it failed or was cancelled.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -188,8 +191,10 @@ pub(crate) struct DeferredCallView {
     #[schema(value_type = String)]
     disposition: &'static str,
     reason: String,
-    /// `open`, `completed`, `failed`, `cancelled` or `expired`.
+    /// `open`, `completed`, `failed`, `approved`, `cancelled` or `expired`.
     state: String,
+    /// Whether `approve` answers it: it runs then, or is denied.
+    approval: bool,
     created_at: DateTime<Utc>,
     /// Null if it waits for ever.
     expires_at: Option<DateTime<Utc>>,
@@ -206,6 +211,7 @@ impl From<DeferredCall> for DeferredCallView {
             disposition: "defer",
             reason: call.reason,
             state: call.state,
+            approval: call.approval,
             created_at: call.created_at,
             expires_at: call.expires_at,
             call: WrittenCall::new(&call.provider_id, &call.tool, &call.arguments),
@@ -271,8 +277,12 @@ async fn calls(api: &Api, owner: &Arc<str>, untold: Vec<UntoldCall>) -> Answer<V
                 }
                 None => None,
             };
-            let UntoldCall { id, provider_id, name, state, settled: _ } = call;
-            Ok(CallView { id: provider_id, tool_call_id: id, name, state, result })
+            let UntoldCall { id, provider_id, name, state, settled: _, waits } = call;
+            let child_session_id = match waits {
+                Some(Waits::Child { session_id, .. }) => Some(session_id.0),
+                _ => None,
+            };
+            Ok(CallView { id: provider_id, tool_call_id: id, name, state, child_session_id, result })
         })
         .collect()
 }
@@ -287,5 +297,30 @@ impl SessionView {
     pub(crate) fn answer(self, code: Option<StatusCode>) -> Response {
         let computed = if self.active { StatusCode::ACCEPTED } else { StatusCode::OK };
         (code.unwrap_or(computed), Json(self)).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deferred_call_is_listed_as_its_event_shows_it() {
+        let call = DeferredCall {
+            token: Uuid::from_u128(1),
+            session_id: Uuid::from_u128(2),
+            agent: "helper".to_owned(),
+            call_id: Uuid::from_u128(3),
+            provider_id: "call_1".to_owned(),
+            tool: "ask".to_owned(),
+            arguments: r#"{"who": "anna"}"#.to_owned(),
+            reason: "a person decides".to_owned(),
+            state: "open".to_owned(),
+            approval: true,
+            created_at: DateTime::<Utc>::UNIX_EPOCH,
+            expires_at: None,
+        };
+        let listed = serde_json::to_value(DeferredCallView::from(call.clone())).expect("JSON");
+        assert_eq!(listed, holdfast_store::shown::call(&call));
     }
 }

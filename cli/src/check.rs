@@ -1,6 +1,8 @@
 //! `holdfast check`: whether agent files load, and what is in them.
 
-use holdfast_engine::tool::ToolSpec;
+mod tree;
+
+use holdfast_engine::{builtin::BuiltinKind, tool::ToolSpec};
 use holdfast_tools::LoadedAgent;
 use serde_json::{Value, json};
 
@@ -19,10 +21,14 @@ pub(crate) async fn run(args: CheckArgs) -> Result<(), Failure> {
     node::warn_of_missing_keys(&mut loaded, &node::keys(&args.keys)?);
     if args.json {
         let agents: Vec<_> = loaded.iter().map(|one| report(one, &args)).collect();
-        return output::json(&json!({ "agents": agents }));
+        return output::json(&json!({ "agents": agents, "tree": tree::as_json(&tree::of(&loaded)) }));
     }
     for one in &loaded {
         show(one, &args)?;
+    }
+    if loaded.iter().any(|one| !one.agent.helpers.is_empty()) {
+        output::line("tree:")?;
+        tree::as_text(&tree::of(&loaded)).iter().try_for_each(|line| output::line(format!("  {line}")))?;
     }
     Ok(())
 }
@@ -36,6 +42,7 @@ fn report(one: &LoadedAgent, args: &CheckArgs) -> Value {
         "model": one.agent.target.model,
         "flavor": one.agent.target.flavor,
         "parameters": [],
+        "helpers": one.agent.helpers.iter().map(|helper| &helper.slug).collect::<Vec<_>>(),
         "warnings": one.warnings,
     });
     if args.tools != ToolDisplay::None {
@@ -60,9 +67,15 @@ fn shown(one: &LoadedAgent, tool: &ToolSpec, how: ToolDisplay) -> Value {
             },
         }),
         ToolDisplay::Internal => {
-            let applied = one.agent.policy.apply(&tool.name);
+            let applied = one.agent.policy.of_tool(&tool.name);
             let script = one.toolbox.script(&tool.name);
+            let kind = match one.agent.builtin(&tool.name).map(|builtin| &builtin.kind) {
+                None => "program",
+                Some(BuiltinKind::Helper(_)) => "helper",
+                Some(BuiltinKind::System(_)) => "system",
+            };
             json!({
+                "kind": kind,
                 "name": tool.name,
                 "original": tool.original,
                 "description": tool.description,
@@ -92,7 +105,7 @@ fn show(one: &LoadedAgent, args: &CheckArgs) -> Result<(), Failure> {
         ToolDisplay::None => {}
         ToolDisplay::List => {
             for tool in tools {
-                let tag = one.agent.policy.apply(&tool.name).disposition.tag();
+                let tag = one.agent.policy.of_tool(&tool.name).disposition.tag();
                 let first = tool.description.lines().next().unwrap_or_default();
                 output::line(format!("  {} [{tag}] {first}", tool.name))?;
             }
@@ -106,4 +119,32 @@ fn show(one: &LoadedAgent, args: &CheckArgs) -> Result<(), Failure> {
         output::line(format!("  warning: {warning}"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_report_says_what_carries_each_tool_out() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("a.json");
+        let config = json!({"slug": "self", "flavor": "OpenAIv1", "modelUrl": "http://m", "modelName": "x",
+            "builtinToolboxes":
+                [{"tag": "SystemToolbox", "contents": {"Name": "own", "Capabilities": ["wait"]}}],
+            "extraAgents": [{"slug": "self", "path": "a.json"}]});
+        std::fs::write(&file, config.to_string()).expect("written");
+        let loaded = holdfast_tools::load_agent(&file).await.expect("loads");
+        let agents =
+            crate::args::AgentArgs { agent_file: vec![file], agents_dir: vec![], only_agent: vec![] };
+        let keys = crate::args::KeyArgs { api_keys: None };
+        let args = CheckArgs { agents, keys, tools: ToolDisplay::Internal, show_config: false, json: true };
+        let value = report(&loaded, &args);
+        assert_eq!(value["helpers"], json!(["self"]));
+        let kinds = value["tools"].as_array().expect("a list").iter();
+        let kinds: Vec<_> = kinds.map(|tool| json!([tool["name"], tool["kind"], tool["path"]])).collect();
+        let expected =
+            json!([["system_own_system_info", "system", null], ["prompt_agent_self", "helper", null]]);
+        assert_eq!(json!(kinds), expected);
+    }
 }

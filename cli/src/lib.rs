@@ -16,6 +16,7 @@ mod session;
 mod settings;
 mod status;
 mod tool;
+mod webhooks;
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
@@ -124,6 +125,7 @@ async fn perform(command: Command) -> Result<(), Failure> {
         Command::Check(args) => check::run(args).await,
         Command::Session(args) => Box::pin(session::run(*args)).await,
         Command::Status(args) => Box::pin(status::run(args)).await,
+        Command::Webhooks(args) => Box::pin(webhooks::run(args)).await,
         Command::Tool(command) => tool::run(command).await,
     }
 }

@@ -11,7 +11,9 @@ use std::{
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, ValueHint};
 
 use crate::{
-    args::{AgentArgs, ApiArgs, Cli, ClientArgs, CommonArgs, DatabaseArgs, RetentionArgs, WorkerArgs},
+    args::{
+        AgentArgs, ApiArgs, Cli, ClientArgs, CommonArgs, DatabaseArgs, RetentionArgs, WebhookArgs, WorkerArgs,
+    },
     failure::Failure,
 };
 
@@ -97,6 +99,7 @@ fn configurable() -> Vec<Arg> {
         ApiArgs::augment_args(bare.clone()),
         WorkerArgs::augment_args(bare.clone()),
         RetentionArgs::augment_args(bare.clone()),
+        WebhookArgs::augment_args(bare.clone()),
         CommonArgs::augment_args(bare.clone()),
         ClientArgs::augment_args(bare),
     ];

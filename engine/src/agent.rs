@@ -4,9 +4,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    builtin::{self, Builtin, BuiltinToolbox, ExtraAgent, Helper},
+    conduct::Conduct,
     model::{Flavor, ModelTarget},
     policy::{Policy, PolicyConfig, PolicyError},
     tool::ToolSpec,
+    waking::{self, WakeClass, Waking},
+    webhook::{WebhookConfig, WebhookError},
 };
 
 /// An agent file's contents.
@@ -36,9 +40,15 @@ pub struct AgentConfig {
     /// More executable tools.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bash_toolboxes: Vec<BashToolbox>,
-    /// Whether turns may be answered in part.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub execution_mode: Option<String>,
+    /// Tools that the engine itself carries out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub builtin_toolboxes: Vec<BuiltinToolbox>,
+    /// Agents elsewhere that it may call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_agents: Vec<ExtraAgent>,
+    /// How its sessions behave towards open calls and mail.
+    #[serde(flatten)]
+    pub conduct: Conduct,
     /// How calls are handled.
     #[serde(default)]
     pub tool_call_policy_config: PolicyConfig,
@@ -63,6 +73,15 @@ pub struct AgentConfig {
     /// Whether tools get the whole session in `AGENT_SESSION_JSON`.
     #[serde(default)]
     pub session_json: bool,
+    /// Classes of mail that start a run.
+    #[serde(default = "waking::wake_on")]
+    pub wake_on: Vec<WakeClass>,
+    /// Whether mail of any class resumes a session that is paused.
+    #[serde(default)]
+    pub resume_on_any_mail: bool,
+    /// Where the events of its sessions are sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<WebhookConfig>,
     /// Fields that are not known, or not supported yet, by name.
     #[serde(flatten)]
     pub unknown: serde_json::Map<String, Value>,
@@ -129,6 +148,21 @@ pub struct Agent {
     pub context_tokens: Option<u64>,
     /// Whether tools get the whole session in `AGENT_SESSION_JSON`.
     pub session_json: bool,
+    /// Which mail starts a run.
+    pub waking: Waking,
+    /// How its sessions behave towards open calls and mail.
+    pub conduct: Conduct,
+    /// The tools among [`Self::tools`] that the engine itself carries out.
+    pub builtins: Vec<Builtin>,
+    /// The agents that it may call.
+    pub helpers: Vec<Helper>,
+}
+
+impl Agent {
+    /// What carries a tool out, if the engine does.
+    pub fn builtin(&self, tool: &str) -> Option<&Builtin> {
+        self.builtins.iter().find(|builtin| builtin.spec.name == tool)
+    }
 }
 
 /// Why an agent can't be used.
@@ -159,21 +193,32 @@ pub enum AgentError {
         /// What it may be.
         range: &'static str,
     },
+    /// A toolbox of the engine's can't be what the file says.
+    #[error("builtinToolboxes[{index}]: {problem}")]
+    Toolbox {
+        /// Which, from 0.
+        index: usize,
+        /// What is wrong.
+        problem: String,
+    },
     /// The policy can't be used.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// The webhook can't be used.
+    #[error("webhook: {0}")]
+    Webhook(#[from] WebhookError),
 }
 
 impl AgentConfig {
     /// Reads an agent file: a bare object, or one inside
-    /// `{"tag": "OpenAIAgentDescription", "contents": …}`.
+    /// `{"tag": "OpenAIAgentDescription", "contents": …}`. A field that is null is as good as absent.
     ///
     /// # Errors
     /// [`AgentError::Malformed`] for anything else.
     pub fn parse(text: &str) -> Result<Self, AgentError> {
         let malformed = |error: serde_json::Error| AgentError::Malformed(error.to_string());
         let value: Value = serde_json::from_str(text).map_err(malformed)?;
-        let bare = match value {
+        let mut bare = match value {
             Value::Object(mut object) if object.contains_key("tag") => {
                 let tag = object.get("tag").and_then(Value::as_str).unwrap_or_default().to_owned();
                 if tag != "OpenAIAgentDescription" {
@@ -185,6 +230,10 @@ impl AgentConfig {
             }
             other => other,
         };
+        // Writers that have a value for "none" write it.
+        if let Value::Object(fields) = &mut bare {
+            fields.retain(|_, value| !value.is_null());
+        }
         serde_json::from_value(bare).map_err(malformed)
     }
 
@@ -217,6 +266,9 @@ impl AgentConfig {
         if self.extra_body.as_ref().is_some_and(|body| !body.is_object()) {
             return Err(AgentError::OutOfRange { field: "extraBody", range: "an object" });
         }
+        self.conduct.check()?;
+        let builtins = builtin::of_toolboxes(&self.builtin_toolboxes)?;
+        self.webhook.as_ref().map_or(Ok(()), WebhookConfig::check)?;
         Ok(Agent {
             slug: self.slug.clone(),
             revision,
@@ -236,6 +288,10 @@ impl AgentConfig {
             call_timeout_seconds: self.async_call_timeout_seconds,
             context_tokens: self.context_tokens,
             session_json: self.session_json,
+            conduct: self.conduct.clone(),
+            builtins,
+            helpers: Vec::new(),
+            waking: Waking { wake_on: self.wake_on.clone(), resume_on_any_mail: self.resume_on_any_mail },
         })
     }
 }
@@ -255,6 +311,14 @@ mod tests {
         assert_eq!(agent.target.flavor, Flavor::OpenAIv1);
         assert_eq!(agent.target.base_url, "http://m");
         assert_eq!(agent.max_concurrency, 4);
+    }
+
+    #[test]
+    fn a_field_that_is_null_is_absent() {
+        let nulls =
+            r#""extraAgents": null, "builtinToolboxes": null, "bashToolboxes": null, "executionMode": null"#;
+        let text = BARE.replacen('{', &format!("{{{nulls},"), 1);
+        assert_eq!(AgentConfig::parse(&text).expect("an agent"), AgentConfig::parse(BARE).expect("bare"));
     }
 
     #[test]

@@ -1,22 +1,28 @@
 //! What a session does next. Nothing here does it.
 
+mod fold;
+mod perform;
+mod seal;
+mod status;
+
+pub use perform::{hops, too_many_hops};
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::{
     Time,
     agent::Agent,
-    content::Blob,
-    ids::{CallId, SessionId, Token, TurnId},
-    mail::{Control, Envelope, MailBody, Settled},
+    content::{Blob, ToolResult},
+    ids::{CallId, MailId, SessionId, Token, TurnId},
+    mail::{Envelope, MailBody, Settled},
     model::{ModelAnswer, RequestedCall},
     policy::Disposition,
-    say::{result_in, say},
-    session::{CallState, Event, Hold, Illegal, Session, Status, Stop, TrackedCall},
-    transcript,
-    turn::{Answer, LlmCall, LlmTurn, Origin, Shown, Turn, TurnBody, UserTurn},
+    session::{CallState, Event, Hold, Illegal, Session, Status, Stop, Terms, TrackedCall},
+    turn::{LlmCall, LlmTurn, Turn, TurnBody},
 };
 
 /// How often a call of an idempotent tool is begun again after its worker died.
@@ -60,6 +66,8 @@ pub struct Run {
     pub mode: Mode,
     /// Effects that it has completed.
     pub steps: u32,
+    /// Whether the model is being asked now.
+    pub asking: bool,
 }
 
 impl Run {
@@ -75,12 +83,13 @@ impl Run {
 /// What to do once the events of a decision are applied.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// Ask the model; [`transcript::request`] builds the request.
+    /// Ask the model, or wait for its answer if it is being asked;
+    /// [`transcript::request`](crate::transcript::request) builds the request.
     AskModel,
-    /// Wait for the calls that run; those named here begin now.
+    /// Begin these calls and decide again; without any, wait for those that run.
     RunCalls(Vec<Start>),
-    /// Give the run's slot back while the engine waits elsewhere.
-    Await(Wait),
+    /// Give the run's slot back: what is open waits for child sessions, mail or times. The word says for what.
+    Park(&'static str),
     /// End the run.
     Stop(Status),
 }
@@ -98,19 +107,29 @@ pub struct Start {
     pub idempotent: bool,
     /// Seconds after which it is ended.
     pub timeout_seconds: Option<u64>,
+    /// How it is handled, and what is wrapped around it.
+    pub disposition: Disposition,
+    /// Which attempt this is; the first is 1.
+    pub attempt: i32,
     /// The turn that asked for it.
     pub turn: TurnId,
 }
 
-/// What a parked run waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// The end of a child session.
-    Child(SessionId),
-    /// The end of an isolated call.
-    Isolated(CallId),
-    /// A point in time.
-    Timer(Time),
+/// A session to start as a child of the one that is decided about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Spawn {
+    /// Its id: that of the call that starts it.
+    pub id: SessionId,
+    /// Its agent.
+    pub agent: String,
+    /// The call that its end answers.
+    pub call: Option<CallId>,
+    /// The id of its first letter.
+    pub letter: MailId,
+    /// Its first letter.
+    pub body: MailBody,
+    /// How many sessions have passed that letter on.
+    pub hops: u32,
 }
 
 /// A decision: events to apply, in order, and what to do then.
@@ -118,10 +137,16 @@ pub enum Wait {
 pub struct Decision {
     /// What happens to the session.
     pub events: Vec<Event>,
-    /// Blobs that the events name.
+    /// Blobs that the events and the sessions to start name.
     pub blobs: Vec<Blob>,
+    /// Sessions that start with the commit of the events.
+    pub spawns: Vec<Spawn>,
+    /// Child sessions that nobody waits for any more: they are to be stopped.
+    pub dismissed: Vec<SessionId>,
     /// What to do then.
     pub next: Next,
+    /// When to decide again at the latest.
+    pub until: Option<Time>,
 }
 
 /// What a decision is made from, besides the session.
@@ -138,6 +163,22 @@ pub struct Context<'a> {
     pub fresh: &'a mut dyn FnMut() -> Uuid,
     /// Where tokens come from.
     pub fresh_token: &'a mut dyn FnMut() -> Uuid,
+    /// What calls that run here have said of their progress, oldest first.
+    pub progress: &'a dyn Fn(CallId) -> Vec<Value>,
+}
+
+impl Context<'_> {
+    /// Whether something new may be begun.
+    fn may_act(&self, session: &Session) -> bool {
+        // An order to stop always leaves a hold, and unlike the order the hold is stored: whoever
+        // takes the run over after a crash must not go on either.
+        self.run.may_act() && session.hold == Hold::None
+    }
+
+    /// Whether the model is being asked, and its answer is still wanted.
+    fn asking(&self, session: &Session) -> bool {
+        self.run.asking && session.owed() && session.stop != Some(Stop::Cancelled)
+    }
 }
 
 /// Decides what a session does next.
@@ -149,12 +190,16 @@ pub struct Context<'a> {
 /// [`Illegal`] would be a fault of this module; the session must then be dropped.
 pub fn decide(session: &mut Session, context: &mut Context<'_>) -> Result<Decision, Illegal> {
     session.forget_told();
-    let mut plan = Plan { session, events: Vec::new(), blobs: Vec::new() };
+    let mut plan =
+        Plan { session, events: Vec::new(), blobs: Vec::new(), spawns: Vec::new(), dismissed: Vec::new() };
     plan.fold(context)?;
-    plan.defer(context)?;
+    plan.perform(context)?;
+    plan.end_waits(context)?;
     plan.seal(context)?;
     let next = plan.next(context)?;
-    Ok(Decision { events: plan.events, blobs: plan.blobs, next })
+    let until = plan.until(context);
+    let Plan { events, blobs, spawns, dismissed, .. } = plan;
+    Ok(Decision { events, blobs, spawns, dismissed, next, until })
 }
 
 /// What a fresh holder does with calls that ran under a lease that is gone: a call whose tool is
@@ -200,17 +245,19 @@ pub fn answered(session: &Session, context: &mut Context<'_>, answer: ModelAnswe
             arguments: call.arguments.clone(),
             turn: position,
             index,
-            policy: context.agent.policy.apply(&call.name),
+            policy: policy_of(context.agent, call),
             state: CallState::Ready,
             attempt: 0,
             token: None,
             expires_at: None,
+            waits: None,
             created_at: context.now,
             started_at: None,
             settled: None,
             finished_at: None,
             told: None,
             told_result: false,
+            read: false,
         })
         .collect();
     let body = TurnBody::Llm(LlmTurn {
@@ -227,6 +274,16 @@ pub fn answered(session: &Session, context: &mut Context<'_>, answer: ModelAnswe
     Event::Answered { turn: Arc::new(turn), calls: tracked }
 }
 
+/// What the agent's policy says of a call. What the engine itself carries out may be done again: it leaves the
+/// same traces under the same ids.
+fn policy_of(agent: &Agent, call: &LlmCall) -> crate::policy::Applied {
+    let applied = agent.policy.apply(&call.name, &call.arguments);
+    crate::policy::Applied {
+        idempotent: applied.idempotent || agent.builtin(&call.name).is_some(),
+        ..applied
+    }
+}
+
 /// The event that the end of a running call makes: a failure is tried again while its policy
 /// grants attempts.
 ///
@@ -241,6 +298,23 @@ pub fn finished(session: &Session, call: CallId, settled: Settled, now: Time) ->
         Settled::Failed { .. } if again => Event::Returned { call },
         settled => Event::Finished { call, settled, at: now },
     }
+}
+
+/// The event that hands a running call to the outside, as something that looked at it before it ran wants.
+pub fn deferred(
+    agent: &Agent,
+    session: &Session,
+    call: CallId,
+    reason: String,
+    now: Time,
+    fresh_token: &mut dyn FnMut() -> Uuid,
+) -> Event {
+    let tracked = session.call(call);
+    let deadline = tracked.and_then(|call| call.policy.deadline_seconds);
+    let expires_at = deadline.and_then(|seconds| after(now, seconds));
+    let on_deadline = tracked.and_then(|call| on_deadline(agent, call));
+    let terms = Terms { reason, on_deadline, approval: false };
+    Event::Deferred { call, token: Token(fresh_token()), expires_at, terms, at: now }
 }
 
 /// Gives every call an id of the engine's, and a provider's id that no other call of the turn has.
@@ -267,6 +341,8 @@ struct Plan<'a> {
     session: &'a mut Session,
     events: Vec<Event>,
     blobs: Vec<Blob>,
+    spawns: Vec<Spawn>,
+    dismissed: Vec<SessionId>,
 }
 
 impl Plan<'_> {
@@ -276,162 +352,33 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Considers the mail above the cursor: orders are obeyed and results settle their calls at
-    /// once, in order; what the model has to read waits for the next user turn.
-    fn fold(&mut self, context: &Context<'_>) -> Result<(), Illegal> {
-        let news: Vec<&Envelope> =
-            context.inbox.iter().filter(|letter| letter.seq > self.session.cursor).collect();
-        let Some(newest) = news.last() else { return Ok(()) };
-        let cursor = newest.seq;
-        let mut left = self.session.left.clone();
-        for letter in news {
-            let waits = match &letter.body {
-                MailBody::UserMessage { .. } | MailBody::AgentMessage { .. } => true,
-                MailBody::ContinuationResult { tool_call_id, settled }
-                | MailBody::ToolCallFinished { tool_call_id, settled } => {
-                    self.settle(*tool_call_id, settled, &left, context.now)?
-                }
-                MailBody::Control { message } => self.obey(message, context.now)?,
-            };
-            if waits {
-                left.push(letter.clone());
-            }
-        }
-        self.happen(Event::Folded { cursor, left })
-    }
-
-    /// Settles a call from outside. Returns whether the result has to be told by mail: because the
-    /// model was shown a placeholder, or because the call was cancelled before its result came. A
-    /// repeat, and a result of a call that this session never had, say nothing.
-    fn settle(
-        &mut self,
-        id: CallId,
-        settled: &Settled,
-        left: &[Envelope],
-        now: Time,
-    ) -> Result<bool, Illegal> {
-        let beaten = match self.session.call(id) {
-            Some(call) if !call.state.is_final() => {
-                let told = call.told.is_some();
-                self.happen(Event::Finished { call: id, settled: settled.clone(), at: now })?;
-                return Ok(told);
-            }
-            Some(call) => call.state == CallState::Cancelled,
-            None => transcript::lacks_result(self.session, id),
-        };
-        let real = |settled: &Settled| !matches!(settled, Settled::Cancelled { .. });
-        let waits = left.iter().filter_map(result_in).any(|(call, other)| call == id && real(other));
-        Ok(beaten && real(settled) && !waits)
-    }
-
-    /// Obeys an order. Returns whether the model has to hear of it, when it is next spoken to,
-    /// because a call ended of which it was shown a placeholder.
-    fn obey(&mut self, order: &Control, now: Time) -> Result<bool, Illegal> {
-        match order {
-            Control::Pause => self.happen(Event::StopOrdered(Stop::Paused)).map(|()| false),
-            Control::Resume => self.happen(Event::Resumed).map(|()| false),
-            Control::StopRun => {
-                self.happen(Event::StopOrdered(Stop::Cancelled))?;
-                self.cancel_open(now, |call| call.state != CallState::Deferred)
-            }
-            Control::CancelAllAttached => self.cancel_open(now, |call| call.state != CallState::Deferred),
-            Control::CancelDeferred => self.cancel_open(now, |call| call.state == CallState::Deferred),
-            Control::CancelCalls { tool_call_ids } => {
-                self.cancel_open(now, |call| tool_call_ids.contains(&call.id))
-            }
-        }
-    }
-
-    fn cancel_open(&mut self, now: Time, which: impl Fn(&TrackedCall) -> bool) -> Result<bool, Illegal> {
-        let open = self.session.calls.iter().filter(|call| !call.state.is_final() && which(call));
-        let told = open.clone().any(|call| call.told.is_some());
-        let ids: Vec<(CallId, String, bool)> =
-            open.map(|call| (call.id, call.name.clone(), call.state == CallState::Running)).collect();
-        for (call, name, began) in ids {
-            let message = if began {
-                format!(
-                    "cancelled: the call of {name} was stopped by order; it may have taken effect in part."
-                )
-            } else {
-                format!("cancelled: the call of {name} was ended by order before it had a result.")
-            };
-            self.happen(Event::Finished { call, settled: Settled::Cancelled { message }, at: now })?;
-        }
-        Ok(told)
-    }
-
-    /// Hands the calls that belong outside to the outside. That is no effect: the token exists
-    /// once the commit does.
-    fn defer(&mut self, context: &mut Context<'_>) -> Result<(), Illegal> {
-        let ready = self.session.calls.iter().filter(|call| call.state == CallState::Ready);
-        let outside: Vec<(CallId, Option<u64>)> = ready
-            .filter(|call| matches!(call.policy.disposition.base(), Disposition::Defer { .. }))
-            .map(|call| (call.id, call.policy.deadline_seconds))
-            .collect();
-        for (call, deadline) in outside {
-            let expires_at = deadline
-                .and_then(|seconds| i64::try_from(seconds).ok())
-                .and_then(chrono::TimeDelta::try_seconds)
-                .and_then(|delta| context.now.checked_add_signed(delta));
-            let token = Token((context.fresh_token)());
-            self.happen(Event::Deferred { call, token, expires_at, at: context.now })?;
-        }
-        Ok(())
-    }
-
-    /// Seals the next user turn when there is something to show: every call of the round has ended
-    /// (or may stay open, because somebody spoke), and none is about to run.
-    fn seal(&mut self, context: &mut Context<'_>) -> Result<(), Illegal> {
-        let session = &*self.session;
-        if session.busy() {
-            return Ok(());
-        }
-        let round_over = {
-            let mut round = session.round().peekable();
-            round.peek().is_some() && round.all(|call| call.state.is_final())
-        };
-        // Orders ride along with what is told; they are no reason to speak.
-        let spoken = session.left.iter().any(|letter| !matches!(letter.body, MailBody::Control { .. }));
-        if !round_over && !spoken {
-            return Ok(());
-        }
-        let mut round: Vec<&TrackedCall> = session.round().collect();
-        round.sort_by_key(|call| call.index);
-        let answers = round.into_iter().map(answer_for).collect();
-        let said = say(session);
-        let mail = session.left.iter().map(Origin::from).collect();
-        let shown = Offer::of(context.agent);
-        let user = UserTurn { system: shown.system.digest, tools: shown.tools.digest, answers, said, mail };
-        let turn = Turn {
-            id: TurnId((context.fresh)()),
-            position: session.length() + 1,
-            at: context.now,
-            body: TurnBody::User(user),
-        };
-        let (cursor, told) = (session.cursor, !session.left.is_empty());
-        self.blobs.extend([shown.system, shown.tools]);
-        self.happen(Event::Sealed(Arc::new(turn)))?;
-        if told {
-            self.happen(Event::Folded { cursor, left: Vec::new() })?;
-        }
-        Ok(())
+    /// Ends a call here; a child session that it waited for is let go.
+    fn finish(&mut self, call: CallId, settled: Settled, now: Time) -> Result<(), Illegal> {
+        let waiting = self.session.call(call).filter(|call| call.state == CallState::Waiting);
+        self.dismissed.extend(waiting.and_then(TrackedCall::child));
+        self.happen(Event::Finished { call, settled, at: now })
     }
 
     fn next(&mut self, context: &Context<'_>) -> Result<Next, Illegal> {
-        // An order to stop always leaves a hold, and unlike the order the hold is stored: whoever
-        // takes the run over after a crash must not go on either.
-        let may_act = context.run.may_act() && self.session.hold == Hold::None;
+        let may_act = context.may_act(self.session);
         let starts = if may_act { self.start(context)? } else { Vec::new() };
-        let running = self.session.calls.iter().any(|call| call.state == CallState::Running);
-        // A pause, or the end of a step, lets calls that already run come home.
-        if running {
+        if !starts.is_empty() {
             return Ok(Next::RunCalls(starts));
         }
-        let owed = matches!(self.session.head().map(|turn| &turn.body), Some(TurnBody::User(_)));
-        if may_act && owed {
+        if context.asking(self.session) || (may_act && self.session.owed()) {
             return Ok(Next::AskModel);
         }
-        let work_left = owed || self.session.busy();
+        // A pause, or the end of a step, lets calls that already run come home.
+        if self.session.calls.iter().any(|call| call.state == CallState::Running) {
+            return Ok(Next::RunCalls(Vec::new()));
+        }
+        let waits = self.session.waiting().filter_map(|call| call.waits.as_ref()).map(|waits| waits.word());
+        // What a person waits for longest is named first.
+        let word = waits.min();
+        if let Some(word) = word.filter(|_| context.run.mode == Mode::UntilBlocked && may_act) {
+            return Ok(Next::Park(word));
+        }
+        let work_left = self.session.owed() || self.session.busy() || word.is_some();
         if context.run.mode == Mode::Step && work_left && self.session.hold == Hold::None {
             self.happen(Event::Held)?;
         }
@@ -454,11 +401,9 @@ impl Plan<'_> {
                 name: call.name.clone(),
                 arguments: call.arguments.clone(),
                 idempotent: call.policy.idempotent,
-                timeout_seconds: call
-                    .policy
-                    .disposition
-                    .timeout_seconds()
-                    .or(context.agent.call_timeout_seconds),
+                timeout_seconds: timeout_seconds(context.agent, call),
+                disposition: call.disposition().clone(),
+                attempt: call.attempt + 1,
                 turn: turn_id(call.turn),
             })
             .collect();
@@ -467,6 +412,22 @@ impl Plan<'_> {
         }
         Ok(starts)
     }
+}
+
+/// The result that a call has if nobody completes it in time. Of a call that was loaded, the rule says so.
+fn on_deadline(agent: &Agent, call: &TrackedCall) -> Option<ToolResult> {
+    call.policy.on_deadline.clone().or_else(|| agent.policy.of_tool(&call.name).on_deadline)
+}
+
+/// Seconds after which a call is ended.
+fn timeout_seconds(agent: &Agent, call: &TrackedCall) -> Option<u64> {
+    call.disposition().timeout_seconds().or(agent.call_timeout_seconds)
+}
+
+/// The time `seconds` after another, where there is one.
+fn after(now: Time, seconds: u64) -> Option<Time> {
+    let delta = i64::try_from(seconds).ok().and_then(chrono::TimeDelta::try_seconds)?;
+    now.checked_add_signed(delta)
 }
 
 /// The prompt and the tools of an agent, as blobs that user turns name.
@@ -486,12 +447,4 @@ impl Offer {
             tools: Blob::new(json(serde_json::to_string(&agent.tools))),
         }
     }
-}
-
-fn answer_for(call: &TrackedCall) -> Answer {
-    let shown = match &call.settled {
-        Some(settled) => Shown::Settled(settled.clone()),
-        None => Shown::Placeholder(transcript::placeholder(call)),
-    };
-    Answer { call: call.id, provider_id: call.provider_id.clone(), name: call.name.clone(), shown }
 }

@@ -6,6 +6,8 @@
 //! returned as data for somebody else to carry out.
 
 pub mod agent;
+pub mod builtin;
+pub mod conduct;
 pub mod content;
 pub mod decide;
 pub mod ids;
@@ -14,11 +16,16 @@ pub mod model;
 pub mod naming;
 pub mod policy;
 mod say;
+pub mod scope;
 pub mod session;
 mod status;
 pub mod tool;
 pub mod transcript;
 pub mod turn;
+pub mod waits;
+pub mod waking;
+pub mod watching;
+pub mod webhook;
 
 /// Points in time: UTC, microseconds, always given by a caller.
 pub type Time = chrono::DateTime<chrono::Utc>;

@@ -69,7 +69,8 @@ pub enum Priority {
     /// In its turn.
     #[default]
     Normal,
-    /// Before others.
+    /// It isn't kept waiting by calls that the conversation waits for.
+    #[serde(alias = "interrupt")]
     High,
 }
 
@@ -109,6 +110,22 @@ pub enum MailBody {
         tool_call_id: CallId,
         /// How it ended.
         settled: Settled,
+    },
+    /// The outside lets a deferred call run.
+    #[serde(rename_all = "camelCase")]
+    Approved {
+        /// The call.
+        tool_call_id: CallId,
+    },
+    /// Something happened in a session that this one watches.
+    #[serde(rename_all = "camelCase")]
+    WatchedEvent {
+        /// Where.
+        session_id: SessionId,
+        /// The event's kind.
+        event: String,
+        /// What the event says.
+        data: serde_json::Value,
     },
     /// An order to the engine; the model doesn't see it.
     Control {
@@ -172,6 +189,9 @@ impl Settled {
 }
 
 impl MailBody {
+    /// The tag of watched events, which aren't watched themselves.
+    pub(crate) const WATCHED_EVENT: &'static str = "watchedEvent";
+
     /// The tag, as JSON has it.
     pub fn tag(&self) -> &'static str {
         match self {
@@ -179,6 +199,8 @@ impl MailBody {
             Self::AgentMessage { .. } => "agentMessage",
             Self::ContinuationResult { .. } => "continuationResult",
             Self::ToolCallFinished { .. } => "toolCallFinished",
+            Self::Approved { .. } => "approved",
+            Self::WatchedEvent { .. } => Self::WATCHED_EVENT,
             Self::Control { .. } => "control",
         }
     }

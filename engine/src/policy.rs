@@ -1,148 +1,43 @@
-//! Which disposition a tool call gets: rules of an agent, first match wins.
+//! Which disposition a tool call gets, and what is wrapped around it.
+//!
+//! Of the rules of an agent the first that matches decides. Of its wrappers all that match apply, in the order
+//! of the file, the first outermost: they become one [`Disposition::Decorate`] around what the rule says, which
+//! is recorded with the call. What an `approve` says is decided here, from the arguments alone.
+
+mod check;
+mod config;
+mod disposition;
+mod predicate;
+#[cfg(test)]
+mod tests;
 
 use globset::{Glob, GlobMatcher};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How a tool call is handled.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "tag", rename_all = "camelCase")]
-pub enum Disposition {
-    /// In the worker; the run waits for it.
-    RunSync,
-    /// In the worker; the conversation may go on meanwhile.
-    #[serde(rename_all = "camelCase")]
-    RunAsync {
-        /// Seconds that the run waits before it goes on without the result.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        attach_seconds: Option<u64>,
-    },
-    /// In a process or container of its own.
-    RunIsolated {
-        /// Where and how.
-        #[serde(default)]
-        spec: Value,
-    },
-    /// Outside, by token.
-    Defer {
-        /// Why, for the person or program that completes the call.
-        #[serde(default)]
-        reason: String,
-    },
-    /// Another disposition, changed.
-    Decorate {
-        /// What is changed.
-        decorators: Vec<Decorator>,
-        /// What is decorated.
-        inner: Box<Disposition>,
-    },
-}
+pub use check::{
+    ATTACH_SECONDS, BACKOFF_MS, DEADLINE_SECONDS, HOOK_SECONDS, MAX_DECORATORS, MAX_NAME, MAX_PATH,
+    MAX_REASON, MAX_WRAPPERS, PolicyError, RATE, RETRIES, TIMEOUT_SECONDS, TRUNCATE_BYTES, TTL_SECONDS,
+};
+pub use config::{MatchConfig, OnDeadline, PolicyConfig, RuleConfig, WrapperConfig};
+pub use disposition::{
+    DEFAULT_BACKOFF_MS, DEFAULT_HOOK_SECONDS, DEFAULT_TTL, Decorator, Disposition, Hook, Verdict,
+};
+pub use predicate::{MAX_PREDICATE, Predicate, arguments};
 
-/// A change to a disposition.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "tag", content = "contents", rename_all = "camelCase")]
-pub enum Decorator {
-    /// Seconds after which the call is ended as failed.
-    WithTimeout(u64),
-    /// How many more attempts a failed call of an idempotent tool gets.
-    WithRetries(u32),
-    /// A name under which results may be shared.
-    WithCacheKey(String),
-    /// A label for people.
-    WithLabel(String),
-}
+use crate::content::ToolResult;
 
-impl Disposition {
-    /// The tag of the disposition without its decorators, as views show it.
-    pub fn tag(&self) -> &'static str {
-        match self {
-            Self::RunSync => "runSync",
-            Self::RunAsync { .. } => "runAsync",
-            Self::RunIsolated { .. } => "runIsolated",
-            Self::Defer { .. } => "defer",
-            Self::Decorate { inner, .. } => inner.tag(),
-        }
-    }
+/// What the model is told of a call that an `approve` without a message denies.
+const DENIED: &str = "denied: the agent's policy doesn't allow this call with these arguments";
 
-    /// The disposition under all decorators.
-    pub fn base(&self) -> &Disposition {
-        match self {
-            Self::Decorate { inner, .. } => inner.base(),
-            other => other,
-        }
-    }
-
-    /// The innermost call timeout in seconds that a decorator sets.
-    pub fn timeout_seconds(&self) -> Option<u64> {
-        self.decorators().find_map(|decorator| match decorator {
-            Decorator::WithTimeout(seconds) => Some(*seconds),
-            _ => None,
-        })
-    }
-
-    /// How many more attempts a decorator grants.
-    pub fn retries(&self) -> u32 {
-        let granted = self.decorators().find_map(|decorator| match decorator {
-            Decorator::WithRetries(n) => Some(*n),
-            _ => None,
-        });
-        granted.unwrap_or(0)
-    }
-
-    fn decorators(&self) -> impl Iterator<Item = &Decorator> {
-        let mut layers = Vec::new();
-        let mut current = self;
-        while let Self::Decorate { decorators, inner } = current {
-            layers.push(decorators);
-            current = inner;
-        }
-        layers.into_iter().rev().flatten()
-    }
-}
-
-/// A rule as an agent file writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RuleConfig {
-    /// Exact tool name, or a glob.
-    pub tool: String,
-    /// What matching calls get.
-    pub disposition: Disposition,
-    /// Whether the tool may run again for the same call.
-    #[serde(default)]
-    pub idempotent: bool,
-    /// Seconds after which an open deferred call expires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deadline_seconds: Option<u64>,
-}
-
-/// A policy as an agent file writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PolicyConfig {
-    /// What calls get that no rule matches.
-    #[serde(default = "run_sync")]
-    pub default: Disposition,
-    /// Rules; the first that matches decides.
-    #[serde(default)]
-    pub rules: Vec<RuleConfig>,
-}
-
-fn run_sync() -> Disposition {
-    Disposition::RunSync
-}
-
-impl Default for PolicyConfig {
-    fn default() -> Self {
-        Self { default: run_sync(), rules: Vec::new() }
-    }
-}
+/// Why a call waits for an approval where an `approve` gives no reason.
+const NEEDS_APPROVAL: &str = "this call needs an approval";
 
 /// A policy made ready for matching.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    default: Disposition,
-    rules: Vec<(Option<GlobMatcher>, RuleConfig)>,
+    default: Base,
+    rules: Vec<Rule>,
+    wrappers: Vec<Wrapper>,
 }
 
 /// What a policy says of one call.
@@ -156,35 +51,69 @@ pub struct Applied {
     pub idempotent: bool,
     /// Seconds after which an open deferred call expires.
     pub deadline_seconds: Option<u64>,
+    /// What an expired call is answered with; it fails without.
+    pub on_deadline: Option<ToolResult>,
 }
 
-/// Why a policy can't be used.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PolicyError {
-    /// A rule's tool pattern is no glob.
-    #[error("toolCallPolicyConfig: rule {rule}: {pattern:?} is not a valid glob: {reason}")]
-    Glob {
-        /// The rule's index.
-        rule: usize,
-        /// The pattern.
-        pattern: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Retries on a tool that nobody calls idempotent would start it twice.
-    #[error("toolCallPolicyConfig: {place}: retries need a rule with `idempotent: true`")]
-    RetriesWithoutIdempotence {
-        /// `default` or `rule N`.
-        place: String,
-    },
-    /// A disposition that this build can't carry out.
-    #[error("toolCallPolicyConfig: {place}: disposition {tag:?} is not supported yet; use runSync or defer")]
-    Unsupported {
-        /// `default` or `rule N`.
-        place: String,
-        /// The disposition's tag.
-        tag: &'static str,
-    },
+/// A disposition, and the approvals that were found in it.
+#[derive(Debug, Clone)]
+struct Base {
+    disposition: Disposition,
+    approvals: Vec<Approval>,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    tool: Pattern,
+    base: Base,
+    idempotent: bool,
+    deadline_seconds: Option<u64>,
+    on_deadline: Option<ToolResult>,
+}
+
+#[derive(Debug, Clone)]
+struct Wrapper {
+    tool: Option<Pattern>,
+    toolbox: Option<String>,
+    args: Option<Predicate>,
+    approvals: Vec<Approval>,
+    decorators: Vec<Decorator>,
+}
+
+/// An `approve`, made ready.
+#[derive(Debug, Clone)]
+struct Approval {
+    when: Predicate,
+    then: Verdict,
+    text: String,
+}
+
+/// A tool name, or a glob of tool names.
+#[derive(Debug, Clone)]
+enum Pattern {
+    Exact(String),
+    Glob(GlobMatcher),
+}
+
+impl Pattern {
+    fn new(pattern: &str, place: &str) -> Result<Self, PolicyError> {
+        if !pattern.contains(['*', '?', '[', '{']) {
+            return Ok(Self::Exact(pattern.to_owned()));
+        }
+        let glob = Glob::new(pattern).map_err(|error| PolicyError::Glob {
+            place: place.to_owned(),
+            pattern: pattern.to_owned(),
+            reason: error.kind().to_string(),
+        })?;
+        Ok(Self::Glob(glob.compile_matcher()))
+    }
+
+    fn matches(&self, tool: &str) -> bool {
+        match self {
+            Self::Exact(name) => name == tool,
+            Self::Glob(glob) => glob.is_match(tool),
+        }
+    }
 }
 
 impl Policy {
@@ -193,111 +122,159 @@ impl Policy {
     /// # Errors
     /// See [`PolicyError`].
     pub fn new(config: &PolicyConfig) -> Result<Self, PolicyError> {
-        check(&config.default, false, || "default".to_owned())?;
-        let mut rules = Vec::with_capacity(config.rules.len());
-        for (index, rule) in config.rules.iter().enumerate() {
-            check(&rule.disposition, rule.idempotent, || format!("rule {index}"))?;
-            let is_glob = rule.tool.contains(['*', '?', '[', '{']);
-            let matcher = if is_glob {
-                let glob = Glob::new(&rule.tool).map_err(|error| PolicyError::Glob {
-                    rule: index,
-                    pattern: rule.tool.clone(),
-                    reason: error.kind().to_string(),
-                })?;
-                Some(glob.compile_matcher())
-            } else {
-                None
-            };
-            rules.push((matcher, rule.clone()));
-        }
-        Ok(Self { default: config.default.clone(), rules })
-    }
-
-    /// What the policy says of a call of `tool`.
-    pub fn apply(&self, tool: &str) -> Applied {
-        let matching = self.rules.iter().enumerate().find(|(_, (glob, rule))| match glob {
-            Some(glob) => glob.is_match(tool),
-            None => rule.tool == tool,
-        });
-        match matching {
-            Some((index, (_, rule))) => Applied {
-                disposition: rule.disposition.clone(),
-                decided_by: format!("rule:{index}"),
+        check::policy(config)?;
+        let rule = |(index, rule): (usize, &RuleConfig)| {
+            let place = format!("rule {index}");
+            Ok(Rule {
+                tool: Pattern::new(&rule.tool, &place)?,
+                base: Base::new(&rule.disposition, &place)?,
                 idempotent: rule.idempotent,
                 deadline_seconds: rule.deadline_seconds,
-            },
-            None => Applied {
-                disposition: self.default.clone(),
-                decided_by: "default".to_owned(),
-                idempotent: false,
-                deadline_seconds: None,
-            },
+                on_deadline: rule.on_deadline.answer().cloned(),
+            })
+        };
+        let wrapper = |(index, wrapper): (usize, &WrapperConfig)| {
+            let place = format!("wrapper {index}");
+            let tool = wrapper.matches.tool.as_deref();
+            let args = wrapper.matches.args.as_ref();
+            let (decorators, approvals) = split(&wrapper.decorators, &place)?;
+            Ok(Wrapper {
+                tool: tool.map(|pattern| Pattern::new(pattern, &place)).transpose()?,
+                toolbox: wrapper.matches.toolbox.clone(),
+                args: args.map(|args| ready(args, &place, "match.args")).transpose()?,
+                approvals,
+                decorators,
+            })
+        };
+        Ok(Self {
+            default: Base::new(&config.default, "default")?,
+            rules: config.rules.iter().enumerate().map(rule).collect::<Result<_, _>>()?,
+            wrappers: config.wrappers.iter().enumerate().map(wrapper).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// What the policy says of a call of `tool`; `arguments` is the text that the model wrote. Predicates
+    /// don't hold for what isn't JSON.
+    pub fn apply(&self, tool: &str, arguments: &str) -> Applied {
+        self.judge(tool, predicate::arguments(arguments).as_ref())
+    }
+
+    /// What the policy says of a tool as long as nothing is known of arguments: no predicate holds.
+    pub fn of_tool(&self, tool: &str) -> Applied {
+        self.judge(tool, None)
+    }
+
+    /// Whether a wrapper, counting from 0, is for calls of `tool`, whatever their arguments.
+    pub fn wraps(&self, wrapper: usize, tool: &str) -> bool {
+        self.wrappers.get(wrapper).is_some_and(|wrapper| wrapper.is_for(tool))
+    }
+
+    fn judge(&self, tool: &str, arguments: Option<&Value>) -> Applied {
+        let found = self.rules.iter().enumerate().find(|(_, rule)| rule.tool.matches(tool));
+        let base = found.map_or(&self.default, |(_, rule)| &rule.base);
+        let idempotent = found.is_some_and(|(_, rule)| rule.idempotent);
+        let wrappers: Vec<&Wrapper> =
+            self.wrappers.iter().filter(|wrapper| wrapper.is_for(tool) && wrapper.fits(arguments)).collect();
+        let decorators: Vec<Decorator> = wrappers
+            .iter()
+            .flat_map(|wrapper| &wrapper.decorators)
+            .filter(|decorator| idempotent || !decorator.retries())
+            .cloned()
+            .collect();
+        let approvals = wrappers.iter().flat_map(|wrapper| &wrapper.approvals).chain(&base.approvals);
+        let inner = if decorators.is_empty() {
+            base.disposition.clone()
+        } else {
+            Disposition::Decorate { decorators, inner: Box::new(base.disposition.clone()) }
+        };
+        Applied {
+            disposition: gated(inner, approvals, arguments),
+            decided_by: found.map_or_else(|| "default".to_owned(), |(index, _)| format!("rule:{index}")),
+            idempotent,
+            deadline_seconds: found.and_then(|(_, rule)| rule.deadline_seconds),
+            on_deadline: found.and_then(|(_, rule)| rule.on_deadline.clone()),
         }
     }
 }
 
-fn check(disposition: &Disposition, idempotent: bool, place: impl Fn() -> String) -> Result<(), PolicyError> {
-    if disposition.retries() > 0 && !idempotent {
-        return Err(PolicyError::RetriesWithoutIdempotence { place: place() });
-    }
-    match disposition.base() {
-        Disposition::RunSync | Disposition::Defer { .. } => Ok(()),
-        other => Err(PolicyError::Unsupported { place: place(), tag: other.tag() }),
+impl Base {
+    fn new(disposition: &Disposition, place: &str) -> Result<Self, PolicyError> {
+        let Disposition::Decorate { decorators, inner } = disposition else {
+            return Ok(Self { disposition: disposition.clone(), approvals: Vec::new() });
+        };
+        let (decorators, mut approvals) = split(decorators, place)?;
+        let inner = Self::new(inner, place)?;
+        approvals.extend(inner.approvals);
+        let disposition = if decorators.is_empty() {
+            inner.disposition
+        } else {
+            Disposition::Decorate { decorators, inner: Box::new(inner.disposition) }
+        };
+        Ok(Self { disposition, approvals })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn policy(json: &str) -> Result<Policy, PolicyError> {
-        Policy::new(&serde_json::from_str(json).expect("policy JSON"))
-    }
-
-    #[test]
-    fn the_first_matching_rule_decides() {
-        let policy = policy(
-            r#"{"default": {"tag": "runSync"}, "rules": [
-                {"tool": "fetch_b", "disposition": {"tag": "defer", "reason": "exact"}, "deadlineSeconds": 5},
-                {"tool": "fetch_*", "disposition": {"tag": "defer", "reason": "glob"}}]}"#,
-        )
-        .expect("a valid policy");
-        let exact = policy.apply("fetch_b");
-        assert_eq!(exact.decided_by, "rule:0");
-        assert_eq!(exact.deadline_seconds, Some(5));
-        assert_eq!(policy.apply("fetch_c").disposition, Disposition::Defer { reason: "glob".into() });
-        assert_eq!(policy.apply("other").decided_by, "default");
-    }
-
-    #[test]
-    fn decorators_are_read_from_the_inside_out() {
-        let d: Disposition = serde_json::from_str(
-            r#"{"tag": "decorate", "decorators": [{"tag": "withTimeout", "contents": 30}],
-                "inner": {"tag": "decorate", "decorators": [{"tag": "withTimeout", "contents": 5}], "inner": {"tag": "runSync"}}}"#,
-        )
-        .expect("a disposition");
-        assert_eq!(d.timeout_seconds(), Some(5));
-        assert_eq!(d.tag(), "runSync");
-    }
-
-    #[test]
-    fn retries_need_idempotence() {
-        let with = |idempotent: bool| {
-            policy(&format!(
-                r#"{{"rules": [{{"tool": "t", "idempotent": {idempotent}, "disposition":
-                    {{"tag": "decorate", "decorators": [{{"tag": "withRetries", "contents": 2}}], "inner": {{"tag": "runSync"}}}}}}]}}"#
-            ))
+impl Wrapper {
+    fn is_for(&self, tool: &str) -> bool {
+        let of_toolbox = |toolbox: &String| {
+            tool.strip_prefix(toolbox.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
         };
-        assert!(with(true).is_ok());
-        assert_eq!(
-            with(false).map(|_| ()),
-            Err(PolicyError::RetriesWithoutIdempotence { place: "rule 0".into() })
-        );
+        self.tool.as_ref().is_none_or(|pattern| pattern.matches(tool))
+            && self.toolbox.as_ref().is_none_or(of_toolbox)
     }
 
-    #[test]
-    fn a_broken_glob_is_named() {
-        let error = policy(r#"{"rules": [{"tool": "a[", "disposition": {"tag": "runSync"}}]}"#).map(|_| ());
-        assert!(matches!(error, Err(PolicyError::Glob { rule: 0, .. })), "{error:?}");
+    fn fits(&self, arguments: Option<&Value>) -> bool {
+        self.args.as_ref().is_none_or(|args| arguments.is_some_and(|arguments| args.holds(arguments)))
     }
+}
+
+/// A denial needs nobody's approval any more; several approvals are one, with all reasons.
+fn gated<'a>(
+    inner: Disposition,
+    approvals: impl Iterator<Item = &'a Approval>,
+    arguments: Option<&Value>,
+) -> Disposition {
+    let Some(arguments) = arguments else { return inner };
+    let holding: Vec<&Approval> = approvals.filter(|approval| approval.when.holds(arguments)).collect();
+    if let Some(denial) = holding.iter().find(|approval| approval.then == Verdict::Deny) {
+        return Disposition::Deny { message: denial.text.clone() };
+    }
+    let mut reasons: Vec<&str> = Vec::new();
+    for approval in &holding {
+        if !reasons.contains(&approval.text.as_str()) {
+            reasons.push(&approval.text);
+        }
+    }
+    if reasons.is_empty() {
+        return inner;
+    }
+    Disposition::Approve { reason: reasons.join("; "), inner: Box::new(inner) }
+}
+
+/// Approvals apart from all other decorators.
+fn split(decorators: &[Decorator], place: &str) -> Result<(Vec<Decorator>, Vec<Approval>), PolicyError> {
+    let (mut others, mut approvals) = (Vec::new(), Vec::new());
+    for (index, decorator) in decorators.iter().enumerate() {
+        match decorator {
+            Decorator::Approve { when, then, message, reason } => {
+                let when = ready(when, &format!("{place}, decorator {index} (approve)"), "when")?;
+                let (given, default) = match then {
+                    Verdict::Deny => (message, DENIED),
+                    Verdict::Defer => (reason, NEEDS_APPROVAL),
+                };
+                let text = given.clone().unwrap_or_else(|| default.to_owned());
+                approvals.push(Approval { when, then: *then, text });
+            }
+            other => others.push(other.clone()),
+        }
+    }
+    Ok((others, approvals))
+}
+
+fn ready(predicate: &Value, place: &str, field: &'static str) -> Result<Predicate, PolicyError> {
+    Predicate::new(predicate).map_err(|reason| PolicyError::Predicate {
+        place: place.to_owned(),
+        field,
+        reason,
+    })
 }

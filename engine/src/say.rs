@@ -1,14 +1,14 @@
-//! Mail as the model reads it.
+//! Mail, and ends of calls in the background, as the model reads them.
 
 use std::collections::BTreeSet;
 
 use crate::{
     content::{Payload, ToolResult},
-    ids::CallId,
-    mail::{Control, Envelope, MailBody, Sender, Settled},
-    session::{CallState, Session},
+    ids::{CallId, MailId},
+    mail::{Envelope, MailBody, Sender, Settled},
+    session::{CallState, Session, TrackedCall},
     transcript::{self, short},
-    turn::Said,
+    turn::{Origin, Said},
 };
 
 /// The call that a letter brings the end of, and how it ended.
@@ -16,60 +16,85 @@ pub(crate) fn result_in(letter: &Envelope) -> Option<(CallId, &Settled)> {
     match &letter.body {
         MailBody::ContinuationResult { tool_call_id, settled }
         | MailBody::ToolCallFinished { tool_call_id, settled } => Some((*tool_call_id, settled)),
-        MailBody::UserMessage { .. } | MailBody::AgentMessage { .. } | MailBody::Control { .. } => None,
+        MailBody::UserMessage { .. }
+        | MailBody::AgentMessage { .. }
+        | MailBody::WatchedEvent { .. }
+        | MailBody::Approved { .. }
+        | MailBody::Control { .. } => None,
     }
 }
 
-/// What the mail that waits says to the model. Of a call that was shown as open and has ended, it
-/// says so once: by the letter that brought the end, else by the first order that named it.
-pub(crate) fn say(session: &Session) -> Vec<Said> {
-    let mut told: BTreeSet<CallId> =
-        session.left.iter().filter_map(result_in).map(|(call, _)| call).collect();
-    session.left.iter().filter_map(|letter| said(session, letter, &mut told)).collect()
+/// What a user turn says beside its answers, and where that came from.
+pub(crate) struct Told {
+    pub(crate) said: Vec<Said>,
+    pub(crate) mail: Vec<Origin>,
 }
 
-fn said(session: &Session, letter: &Envelope, told: &mut BTreeSet<CallId>) -> Option<Said> {
+/// What the model has to be told besides the answers to its last calls: the mail that waits and, of each call
+/// that was shown as open and has ended, once how it ended.
+pub(crate) fn say(session: &Session) -> Told {
+    let by_letter: BTreeSet<CallId> =
+        session.left.iter().filter_map(result_in).map(|(call, _)| call).collect();
+    let (mut said, mut mail) = (Vec::new(), Vec::new());
+    let untold = session.calls.iter().filter(|call| call.told.is_some() && !call.told_result);
+    for call in untold.filter(|call| !by_letter.contains(&call.id)) {
+        let Some(settled) = &call.settled else { continue };
+        let id = MailId(call.id.0);
+        said.push(late(id, call, settled));
+        let from = Sender::ToolCall { tool_call_id: call.id };
+        mail.push(Origin { id, seq: 0, from, tag: "toolCallFinished".to_owned(), hops: 0 });
+    }
+    // What people and agents write comes last: that is what the model answers.
+    said.extend(session.left.iter().filter_map(|letter| of_letter(session, letter)));
+    mail.extend(session.left.iter().map(Origin::from));
+    Told { said, mail }
+}
+
+fn of_letter(session: &Session, letter: &Envelope) -> Option<Said> {
     match &letter.body {
         MailBody::UserMessage { query } => Some(Said::Query(query.clone())),
         MailBody::AgentMessage { text, expects_reply, .. } => {
             let sender = sender(&letter.from);
             let reply = if *expects_reply { ", expects reply" } else { "" };
-            Some(Said::Text(format!("[mail m-{} from {sender}{reply}]\n{text}", short(letter.id.0))))
+            let name = transcript::letter_name(letter.id);
+            Some(Said::Text(format!("[mail {name} from {sender}{reply}]\n{text}")))
         }
         MailBody::ContinuationResult { tool_call_id, settled }
-        | MailBody::ToolCallFinished { tool_call_id, settled } => {
-            let (provider_id, name) = match session.call(*tool_call_id) {
-                Some(call) => (call.provider_id.clone(), call.name.clone()),
-                None => transcript::find_call(session, *tool_call_id)?,
-            };
-            let header = transcript::late_header(letter.id, &provider_id, &name, settled.word());
-            let result = match settled {
-                Settled::Completed { result } => result.clone(),
-                Settled::Failed { message } | Settled::Cancelled { message } => {
-                    Payload::Inline(ToolResult::text(message.clone()))
-                }
-            };
-            Some(Said::Late { header, result })
+        | MailBody::ToolCallFinished { tool_call_id, settled } => match session.call(*tool_call_id) {
+            Some(call) => Some(late(letter.id, call, settled)),
+            None => {
+                let (provider_id, name) = transcript::find_call(session, *tool_call_id)?;
+                let header = transcript::late_header(letter.id, &provider_id, &name, settled.word());
+                Some(Said::Late { header, result: result_of(settled) })
+            }
+        },
+        MailBody::WatchedEvent { session_id, event, data } => {
+            let (name, session) = (transcript::letter_name(letter.id), short(session_id.0));
+            Some(Said::Text(format!("[mail {name}: event {event} of session {session}]\n{data}")))
         }
-        MailBody::Control { message: message @ (Control::CancelCalls { .. } | Control::CancelDeferred) } => {
-            let named = |call: CallId| match message {
-                Control::CancelCalls { tool_call_ids } => tool_call_ids.contains(&call),
-                _ => true,
-            };
-            let ended = session.calls.iter().filter(|call| {
-                let open_when_shown = call.told.is_some() && !call.told_result;
-                open_when_shown && call.state == CallState::Cancelled && named(call.id)
-            });
-            let lines: Vec<String> = ended
-                .filter(|call| told.insert(call.id))
-                .map(|call| transcript::late_header(letter.id, &call.provider_id, &call.name, "cancelled"))
-                .collect();
-            (!lines.is_empty()).then(|| Said::Text(lines.join("\n")))
+        MailBody::Approved { .. } | MailBody::Control { .. } => None,
+    }
+}
+
+/// How a call ended that was shown as open. What the model has read already isn't said again, and what an order
+/// ended has nothing more to say.
+fn late(letter: MailId, call: &TrackedCall, settled: &Settled) -> Said {
+    let header = transcript::late_header(letter, &call.provider_id, &call.name, settled.word());
+    if call.read {
+        return Said::Text(format!("{header} You have read its result already."));
+    }
+    if call.state == CallState::Cancelled && matches!(settled, Settled::Cancelled { .. }) {
+        return Said::Text(header);
+    }
+    Said::Late { header, result: result_of(settled) }
+}
+
+fn result_of(settled: &Settled) -> Payload<ToolResult> {
+    match settled {
+        Settled::Completed { result } => result.clone(),
+        Settled::Failed { message } | Settled::Cancelled { message } => {
+            Payload::Inline(ToolResult::text(message.clone()))
         }
-        // The calls that these end run or wait for a worker; no turn is sealed over such a call, so
-        // none of them was ever shown as open.
-        MailBody::Control { message: Control::StopRun | Control::CancelAllAttached } => None,
-        MailBody::Control { message: Control::Pause | Control::Resume } => None,
     }
 }
 

@@ -4,10 +4,12 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     Time,
+    content::ToolResult,
     ids::{CallId, SessionId, Token},
     mail::{Envelope, Settled},
-    policy::Applied,
+    policy::{Applied, Disposition},
     turn::{Shown, Turn, TurnBody},
+    waits::Waits,
 };
 
 pub use crate::status::{CallState, Hold, Status};
@@ -35,11 +37,13 @@ pub struct TrackedCall {
     pub attempt: i32,
     /// Its token, from the moment that it is deferred.
     pub token: Option<Token>,
-    /// When an open token expires.
+    /// When an open token expires, or a wait is over.
     pub expires_at: Option<Time>,
+    /// What it waits for, or waited for.
+    pub waits: Option<Waits>,
     /// When it was asked for.
     pub created_at: Time,
-    /// When its last attempt began, or when it was deferred.
+    /// When its last attempt or its wait began, or when it was deferred.
     pub started_at: Option<Time>,
     /// How it ended; set exactly in final states.
     pub settled: Option<Settled>,
@@ -49,6 +53,43 @@ pub struct TrackedCall {
     pub told: Option<i64>,
     /// Whether the model has been told how it ended.
     pub told_result: bool,
+    /// Whether the model has read the result by asking for it.
+    pub read: bool,
+}
+
+impl TrackedCall {
+    /// Whether it is open and the model was shown so: it runs on in the background.
+    pub fn in_background(&self) -> bool {
+        let goes_on = matches!(self.state, CallState::Ready | CallState::Running | CallState::Waiting);
+        goes_on && self.told.is_some()
+    }
+
+    /// How it is handled: if somebody had to let it run and has, as what he let run.
+    pub fn disposition(&self) -> &Disposition {
+        match self.policy.disposition.base() {
+            Disposition::Approve { inner, .. } if self.token.is_some() => inner,
+            _ => &self.policy.disposition,
+        }
+    }
+
+    /// The child session that it waits for, or waited for.
+    pub fn child(&self) -> Option<SessionId> {
+        match &self.waits {
+            Some(Waits::Child { session_id, .. }) => Some(*session_id),
+            _ => None,
+        }
+    }
+}
+
+/// What is agreed with the outside about a deferred call.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Terms {
+    /// Why it is deferred, or what is asked.
+    pub reason: String,
+    /// Its result if nobody gives one in time; without, it fails then.
+    pub on_deadline: Option<ToolResult>,
+    /// Whether the outside may let it run instead of giving its result.
+    pub approval: bool,
 }
 
 /// The last prompt and tools that the model was shown are named in the newest user turn; this is
@@ -73,6 +114,8 @@ pub struct Session {
     pub calls: Vec<TrackedCall>,
     /// When the run has to end whatever there is to do, because it was stopped by order.
     pub stop: Option<Stop>,
+    /// Agents of the sessions above it, from the root down.
+    pub stack: Vec<String>,
 }
 
 /// An order to end the run.
@@ -124,8 +167,31 @@ pub enum Event {
         token: Token,
         /// When the token expires.
         expires_at: Option<Time>,
+        /// What is agreed with the outside.
+        terms: Terms,
         /// When.
         at: Time,
+    },
+    /// The outside lets a deferred call run.
+    Approved {
+        /// Which.
+        call: CallId,
+    },
+    /// A call waits for something that no worker does.
+    Waits {
+        /// Which.
+        call: CallId,
+        /// For what.
+        waits: Waits,
+        /// When the wait is over at the latest.
+        until: Option<Time>,
+        /// When.
+        at: Time,
+    },
+    /// The model has asked for a call's result and got it.
+    Read {
+        /// Which.
+        call: CallId,
     },
     /// A call that was begun has to begin again: its worker is gone, or an attempt failed.
     Returned {
@@ -195,6 +261,7 @@ impl Session {
             turns: Vec::new(),
             calls: Vec::new(),
             stop: None,
+            stack: Vec::new(),
         }
     }
 
@@ -204,6 +271,7 @@ impl Session {
             left: self.left.clone(),
             turns: self.turns.last().cloned().into_iter().collect(),
             calls: self.calls.clone(),
+            stack: Vec::new(),
             ..*self
         }
     }
@@ -242,12 +310,22 @@ impl Session {
         self.calls.iter().any(|call| matches!(call.state, CallState::Ready | CallState::Running))
     }
 
+    /// The calls that wait for what no worker does.
+    pub fn waiting(&self) -> impl Iterator<Item = &TrackedCall> {
+        self.calls.iter().filter(|call| call.state == CallState::Waiting)
+    }
+
+    /// Whether the model owes an answer.
+    pub fn owed(&self) -> bool {
+        matches!(self.head().map(|turn| &turn.body), Some(TurnBody::User(_)))
+    }
+
     /// The status that the turns and calls imply when no run goes on.
     pub fn implied_status(&self) -> Status {
         if self.hold == Hold::Paused {
             return Status::Paused;
         }
-        if self.busy() {
+        if self.busy() || self.waiting().next().is_some() {
             return Status::Ready;
         }
         let open = self.calls.iter().any(|call| call.state == CallState::Deferred);
@@ -295,12 +373,31 @@ impl Session {
                 call.started_at = Some(*at);
                 Ok(())
             }
-            Event::Deferred { call, token, expires_at, at } => {
-                let call = self.in_state(*call, &[CallState::Ready], "deferred")?;
+            Event::Deferred { call, token, expires_at, terms: _, at } => {
+                let call = self.in_state(*call, &[CallState::Ready, CallState::Running], "deferred")?;
                 call.state = CallState::Deferred;
                 call.token = Some(*token);
                 call.expires_at = *expires_at;
                 call.started_at = Some(*at);
+                Ok(())
+            }
+            Event::Approved { call } => {
+                let call = self.in_state(*call, &[CallState::Deferred], "approved")?;
+                call.state = CallState::Ready;
+                call.expires_at = None;
+                Ok(())
+            }
+            Event::Waits { call, waits, until, at } => {
+                let call = self.in_state(*call, &[CallState::Ready], "waiting")?;
+                call.state = CallState::Waiting;
+                call.waits = Some(waits.clone());
+                call.expires_at = *until;
+                call.started_at = Some(*at);
+                Ok(())
+            }
+            Event::Read { call } => {
+                let ended = [CallState::Completed, CallState::Failed, CallState::Cancelled];
+                self.in_state(*call, &ended, "read")?.read = true;
                 Ok(())
             }
             Event::Returned { call } => {
@@ -309,7 +406,7 @@ impl Session {
                 Ok(())
             }
             Event::Finished { call, settled, at } => {
-                let open = [CallState::Ready, CallState::Running, CallState::Deferred];
+                let open = [CallState::Ready, CallState::Running, CallState::Waiting, CallState::Deferred];
                 let call = self.in_state(*call, &open, settled.word())?;
                 call.state = match settled {
                     Settled::Completed { .. } => CallState::Completed,
@@ -364,14 +461,6 @@ impl Session {
                 what: "sealing wants a user turn",
             });
         };
-        // The end of a call that runs here is told by its answer only, so it can't be shown as open.
-        if self.busy() {
-            return Err(Illegal::TurnOrder {
-                position: turn.position,
-                last: self.length(),
-                what: "a call still runs or waits to be run",
-            });
-        }
         let round: BTreeSet<CallId> = self.round().map(|call| call.id).collect();
         let answered: BTreeSet<CallId> = user.answers.iter().map(|answer| answer.call).collect();
         let as_they_are = user.answers.iter().all(|answer| {

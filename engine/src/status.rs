@@ -79,6 +79,8 @@ pub enum CallState {
     Ready,
     /// Begun in a worker.
     Running,
+    /// Begun where no worker is needed: a child session, a time, mail.
+    Waiting,
     /// Open outside, by token.
     Deferred,
     /// Ended with a result.
@@ -91,8 +93,15 @@ pub enum CallState {
 
 impl CallState {
     /// All states.
-    pub const ALL: [Self; 6] =
-        [Self::Ready, Self::Running, Self::Deferred, Self::Completed, Self::Failed, Self::Cancelled];
+    pub const ALL: [Self; 7] = [
+        Self::Ready,
+        Self::Running,
+        Self::Waiting,
+        Self::Deferred,
+        Self::Completed,
+        Self::Failed,
+        Self::Cancelled,
+    ];
 
     /// Whether nothing can change it any more.
     pub fn is_final(self) -> bool {
@@ -104,6 +113,7 @@ impl CallState {
         match self {
             Self::Ready => "ready",
             Self::Running => "running",
+            Self::Waiting => "waiting",
             Self::Deferred => "deferred",
             Self::Completed => "completed",
             Self::Failed => "failed",

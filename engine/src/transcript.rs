@@ -14,6 +14,7 @@ use crate::{
     session::{CallState, Session, TrackedCall},
     tool::ToolSpec,
     turn::{Said, Shown, Turn, TurnBody, UserTurn},
+    waits::Waits,
 };
 
 /// Stands where turns were left out of a request.
@@ -24,20 +25,35 @@ const BYTES_PER_TOKEN: u64 = 4;
 
 /// What the model is shown in place of the result of a call that is still open.
 pub fn placeholder(call: &TrackedCall) -> String {
-    let (reason, message) = match (call.state, call.policy.disposition.base()) {
-        (CallState::Deferred, Disposition::Defer { reason }) => (
-            Some(reason.as_str()).filter(|reason| !reason.is_empty()),
-            "This call is handled outside. Its result will come later, as a message.",
-        ),
-        _ => (None, "This call has no result yet. It will come later, as a message."),
+    let later = "Its result will come later, as a message.";
+    let deferred = call.state == CallState::Deferred;
+    let message = match call.state {
+        CallState::Deferred => format!("This call is handled outside. {later}"),
+        CallState::Running => format!("This call goes on in the background. {later}"),
+        CallState::Waiting if call.child().is_some() => {
+            format!("This call goes on in a session of its own. {later}")
+        }
+        _ => "This call has no result yet. It will come later, as a message.".to_owned(),
     };
-    let mut shown = json!({
-        "status": call.state.word(),
-        "tool_call_id": call.provider_id,
-        "message": message,
-    });
-    if let (Some(reason), Some(object)) = (reason, shown.as_object_mut()) {
-        object.insert("reason".to_owned(), json!(reason));
+    let status = match call.state {
+        CallState::Ready => "pending",
+        CallState::Waiting if call.child().is_some() => "running",
+        state => state.word(),
+    };
+    let mut shown = json!({"status": status, "tool_call_id": call.provider_id, "message": message});
+    match call.policy.disposition.base() {
+        Disposition::Defer { reason } | Disposition::Approve { reason, .. }
+            if deferred && !reason.is_empty() =>
+        {
+            shown["reason"] = json!(reason);
+        }
+        _ => {}
+    }
+    if let Some(child) = call.child() {
+        shown["child_session_id"] = json!(child);
+    }
+    if let (Some(Waits::Timer), Some(until)) = (&call.waits, call.expires_at) {
+        shown["until"] = json!(until.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
     }
     shown.to_string()
 }
@@ -66,7 +82,12 @@ pub(crate) fn late_header(letter: MailId, provider_id: &str, name: &str, word: &
 }
 
 fn late_head(letter: MailId) -> String {
-    format!("[mail m-{}:", short(letter.0))
+    format!("[mail {}:", letter_name(letter))
+}
+
+/// The name that a letter has in texts for the model.
+pub fn letter_name(letter: MailId) -> String {
+    format!("m-{}", short(letter.0))
 }
 
 /// Whether the model has been told of a call, no longer tracked, only that it was cancelled; such a
@@ -362,8 +383,14 @@ fn add_user(
             if told.text.is_empty() { LEFT_OUT.to_owned() } else { format!("{LEFT_OUT}\n\n{}", told.text) };
         query = Some(Query { text, media: told.media });
     }
-    if let Some(Query { text, media }) = query {
-        messages.push(Message::User { text, media });
+    match (query, messages.last_mut()) {
+        (None, _) => {}
+        (Some(query), Some(Message::Tool { text, media, .. })) if user.said_in_answer => {
+            text.push_str("\n\n");
+            text.push_str(&query.text);
+            media.extend(query.media);
+        }
+        (Some(Query { text, media }), _) => messages.push(Message::User { text, media }),
     }
     Ok(())
 }

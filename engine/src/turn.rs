@@ -88,6 +88,9 @@ pub struct UserTurn {
     /// Where that came from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mail: Vec<Origin>,
+    /// Whether the model is shown what was said at the end of the last answer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub said_in_answer: bool,
 }
 
 /// The one answer to a call.
@@ -137,12 +140,20 @@ pub enum Said {
 pub struct Origin {
     /// The letter's id.
     pub id: MailId,
-    /// Its place in the mailbox.
+    /// Its place in the mailbox; 0 for the end of a call that this session's own worker saw.
     pub seq: i64,
     /// Who sent it.
     pub from: Sender,
     /// What kind of letter it was.
     pub tag: String,
+    /// How many sessions had passed it on.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub hops: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl From<&Envelope> for Origin {
@@ -152,6 +163,7 @@ impl From<&Envelope> for Origin {
             seq: envelope.seq,
             from: envelope.from.clone(),
             tag: envelope.body.tag().to_owned(),
+            hops: envelope.hops,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod clocks;
 mod metrics;
+mod webhooks;
 
 use std::{pin::pin, str::FromStr, sync::Arc, time::Duration};
 
@@ -16,13 +17,15 @@ use futures::{FutureExt, StreamExt, future::BoxFuture};
 use holdfast_store::{
     Store, StoreError, passes,
     retire::{self, Swept, Terms},
-    settle,
+    settle, watches,
 };
 use tokio::{sync::Mutex, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use uuid::Uuid;
 
 use crate::{clocks::Clocks, metrics::Outcome};
+
+pub use webhooks::{AT_ONCE, MAX_SECRETS_FILE, MOST_SECRETS, Secrets, SecretsError, Webhooks};
 
 /// Rows that one statement of a pass touches at the most.
 const BATCH: i64 = 500;
@@ -46,11 +49,13 @@ pub struct Config {
     pub retire: Option<Terms>,
     /// Days for which archives are kept; `None` keeps them.
     pub keep_archives_days: Option<i32>,
+    /// Which webhooks are sent, and how they are signed; `None` sends none.
+    pub webhooks: Option<Webhooks>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { keep_events_days: 7, retire: None, keep_archives_days: None }
+        Self { keep_events_days: 7, retire: None, keep_archives_days: None, webhooks: None }
     }
 }
 
@@ -85,6 +90,11 @@ const PASSES: &[Pass] = &[
         when: "* * * * * *",
         batch: |office| passes::promote_timers(&office.store, BATCH).boxed(),
     },
+    Pass {
+        name: "forward_watches",
+        when: "* * * * * *",
+        batch: |office| watches::forward(&office.store, BATCH).boxed(),
+    },
     Pass { name: "watch_clock", when: "* * * * * *", batch: |office| watch_clock(office).boxed() },
     Pass {
         name: "mend_clock",
@@ -107,11 +117,27 @@ const PASSES: &[Pass] = &[
         batch: |office| passes::forget_workers(&office.store).boxed(),
     },
     Pass {
+        name: "forget_results",
+        when: "10 * * * * *",
+        batch: |office| passes::forget_results(&office.store, BATCH).boxed(),
+    },
+    Pass {
+        name: "forget_rates",
+        when: "20 0 * * * *",
+        batch: |office| passes::forget_rates(&office.store, BATCH).boxed(),
+    },
+    Pass {
         name: "turn_event_partitions",
         when: "30 0 * * * *",
         batch: |office| turn_partitions(office).boxed(),
     },
     Pass { name: "retire_closed", when: "0 */5 * * * *", batch: |office| retire_closed(office).boxed() },
+    Pass { name: "queue_webhooks", when: "* * * * * *", batch: |office| queue_webhooks(office).boxed() },
+    Pass {
+        name: "forget_webhooks",
+        when: "40 * * * * *",
+        batch: |office| holdfast_store::webhooks::forget(&office.store, BATCH).boxed(),
+    },
     Pass { name: "forget_archives", when: "20 0 * * * *", batch: |office| forget_archives(office).boxed() },
 ];
 
@@ -155,6 +181,13 @@ async fn watch_clock(office: &Office) -> Result<u64, StoreError> {
     if jumps.is_empty() { Ok(0) } else { passes::mend_clock(&office.store, BATCH).await }
 }
 
+async fn queue_webhooks(office: &Office) -> Result<u64, StoreError> {
+    match &office.config.webhooks {
+        Some(config) => webhooks::queue(&office.store, config).await,
+        None => Ok(0),
+    }
+}
+
 async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
     match office.config.keep_archives_days {
         Some(days) => retire::forget_archives(&office.store, days, BATCH).await,
@@ -166,6 +199,9 @@ async fn forget_archives(office: &Office) -> Result<u64, StoreError> {
 pub async fn run(store: Store, config: Config, shutdown: CancellationToken) {
     metrics::begin();
     let tasks = TaskTracker::new();
+    if let Some(config) = config.webhooks.clone() {
+        tasks.spawn(webhooks::run(store.clone(), config, shutdown.clone()));
+    }
     let office = Arc::new(Office { store, config, sweep: Mutex::default(), clocks: Mutex::default() });
     for pass in PASSES {
         tasks.spawn(keep(pass, Arc::clone(&office), shutdown.clone()));

@@ -3,10 +3,11 @@
 use std::{sync::LazyLock, time::Duration};
 
 use prometheus::{
-    HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, core::Collector, default_registry,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, core::Collector,
+    default_registry,
 };
 
-use crate::PASSES;
+use crate::{PASSES, webhooks::Outcome as Sent};
 
 /// How a pass goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +42,13 @@ struct Metrics {
     seconds: HistogramVec,
     work: IntCounterVec,
     retired: IntCounter,
+    webhooks: IntCounterVec,
+    webhook_seconds: Histogram,
+    webhooks_dead: IntCounter,
 }
+
+/// How attempts to send a webhook end.
+const SENT: [&str; 3] = ["delivered", "failed", "gone"];
 
 impl Metrics {
     fn new() -> Self {
@@ -63,7 +70,25 @@ impl Metrics {
                 "holdfast_sessions_retired_total",
                 "Closed sessions that were deleted for their age.",
             )),
+            webhooks: keep(IntCounterVec::new(
+                Opts::new(
+                    "holdfast_webhook_attempts_total",
+                    "Attempts to send a webhook, by how they ended.",
+                ),
+                &["outcome"],
+            )),
+            webhook_seconds: keep(Histogram::with_opts(
+                HistogramOpts::new("holdfast_webhook_seconds", "Duration of attempts to send a webhook.")
+                    .buckets(vec![0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0]),
+            )),
+            webhooks_dead: keep(IntCounter::new(
+                "holdfast_webhooks_dead_total",
+                "Webhooks that were given up.",
+            )),
         };
+        for outcome in SENT {
+            metrics.webhooks.with_label_values(&[outcome]);
+        }
         for pass in PASSES {
             metrics.seconds.with_label_values(&[pass.name]);
             metrics.work.with_label_values(&[pass.name]);
@@ -101,6 +126,21 @@ pub(crate) fn did(pass: &str, count: u64) {
 
 pub(crate) fn retired(sessions: u64) {
     METRICS.retired.inc_by(sessions);
+}
+
+pub(crate) fn webhook(outcome: &Sent, took: Duration) {
+    let [delivered, failed, gone] = SENT;
+    let word = match outcome {
+        Sent::Delivered => delivered,
+        Sent::Failed { .. } => failed,
+        Sent::Gone => gone,
+    };
+    METRICS.webhooks.with_label_values(&[word]).inc();
+    METRICS.webhook_seconds.observe(took.as_secs_f64());
+}
+
+pub(crate) fn webhook_dead() {
+    METRICS.webhooks_dead.inc();
 }
 
 #[cfg(test)]

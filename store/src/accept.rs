@@ -8,7 +8,7 @@ use holdfast_engine::{
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, MailBody, Priority, Sender},
-    session::Status,
+    session::{Hold, Status},
 };
 use uuid::Uuid;
 
@@ -25,6 +25,7 @@ use crate::{
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
+    waking::{self, Wake},
 };
 
 /// How many unread orders a mailbox holds, beside its mail.
@@ -50,6 +51,8 @@ pub struct Message {
     pub query: Payload<Query>,
     /// Blobs that the query names.
     pub blobs: Vec<Blob>,
+    /// Whether it doesn't wait for calls that the conversation waits for.
+    pub interrupt: bool,
 }
 
 /// A session to create.
@@ -190,7 +193,7 @@ fn user_letter(message: &Message, owner: &str) -> Letter {
     Letter {
         id: message.id,
         from: Sender::User { owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()) },
-        priority: Priority::Normal,
+        priority: if message.interrupt { Priority::High } else { Priority::Normal },
         hops: 0,
         body: MailBody::UserMessage { query: message.query.clone() },
     }
@@ -217,7 +220,7 @@ pub async fn post(
     send(store, caller, session, letter, ask, &message.blobs).await
 }
 
-/// Sends a letter; `ask` says what it wakes.
+/// Sends a letter; `wake` says what decides whether it starts a run.
 ///
 /// # Errors
 /// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
@@ -226,12 +229,37 @@ pub async fn send(
     caller: &Caller,
     session: SessionId,
     letter: Letter,
-    ask: Ask,
+    wake: impl Into<Wake>,
     blobs: &[Blob],
 ) -> Result<Done<Receipt>, StoreError> {
-    let done = against_rivals(|| send_once(store, caller, session, &letter, ask, blobs)).await?;
-    if let Done::Now(Receipt { duplicate: false, .. }) = done {
-        store.announce(session, ask != Ask::Nothing);
+    Ok(match deliver(store, caller, session, &letter, wake.into(), blobs).await? {
+        Done::Now(Accepted { receipt, .. }) => Done::Now(receipt),
+        Done::Before { code, resource } => Done::Before { code, resource },
+    })
+}
+
+/// What came of a letter.
+pub(crate) struct Accepted {
+    pub(crate) receipt: Receipt,
+    /// What the session is doing by then.
+    pub(crate) status: Status,
+    /// Whether a run takes the letter up.
+    pub(crate) wakes: bool,
+    announces: bool,
+}
+
+/// As [`send`], and says what came of it.
+pub(crate) async fn deliver(
+    store: &Store,
+    caller: &Caller,
+    session: SessionId,
+    letter: &Letter,
+    wake: Wake,
+    blobs: &[Blob],
+) -> Result<Done<Accepted>, StoreError> {
+    let done = against_rivals(|| send_once(store, caller, session, letter, wake, blobs)).await?;
+    if let Done::Now(Accepted { receipt: Receipt { duplicate: false, .. }, announces, .. }) = done {
+        store.announce(session, announces);
     }
     Ok(done)
 }
@@ -241,42 +269,64 @@ async fn send_once(
     caller: &Caller,
     id: SessionId,
     letter: &Letter,
-    ask: Ask,
+    wake: Wake,
     blobs: &[Blob],
-) -> Result<Done<Receipt>, StoreError> {
+) -> Result<Done<Accepted>, StoreError> {
     let tx = Transaction::over(store.client().await?);
-    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN, sql::FIND_MAIL]).await?;
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN, sql::FIND_MAIL, sql::WAKE_TERMS]).await?;
     let reads = async {
         let find: Parameters<'_> = &[&id.0, &letter.id.0];
+        let terms = Box::pin(async {
+            match wake {
+                Wake::By(_) => Ok(None),
+                Wake::As(class) => waking::terms(&tx, id).await.map(|terms| Some((class, terms))),
+            }
+        });
         futures::try_join!(
             lock_own(&tx, id, caller.owner.as_deref()),
             lock_run(&tx, id),
-            tx.query_opt(sql::FIND_MAIL, find)
+            tx.query_opt(sql::FIND_MAIL, find),
+            terms
         )
     };
     let resource = format!("{id}/{}", letter.id);
-    let (session, run, known) = match idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await? {
-        Done::Now(read) => read,
-        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
-    };
+    let (session, run, known, terms) =
+        match idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await? {
+            Done::Now(read) => read,
+            Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
+        };
     if let Some(row) = known {
         let receipt = Receipt { id: letter.id, seq: row.try_get(0)?, duplicate: true };
         tx.commit(Writes::default()).await?;
-        return Ok(Done::Now(receipt));
+        let (status, wakes, announces) = (session.status, false, false);
+        return Ok(Done::Now(Accepted { receipt, status, wakes, announces }));
     }
+    let ask = match (&terms, wake) {
+        (Some((class, terms)), _) => {
+            Box::pin(waking::ask(&tx, terms, &session, run.as_ref(), *class)).await?
+        }
+        (None, Wake::By(ask)) => ask,
+        (None, Wake::As(_)) => Ask::Nothing,
+    };
     has_room(&tx, &session, matches!(letter.body, MailBody::Control { .. })).await?;
     let mut writes = Writes::default();
     if let MailBody::Control { message: Control::CancelCalls { tool_call_ids } } = &letter.body {
         cancel_continuations(&mut writes, id, Some(tool_call_ids));
     }
     let (letters, traceparent) = (vec![letter.clone()], caller.traceparent.as_deref());
-    let seq = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
+    let (seq, status) = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
     insert_blobs(&mut writes, &session.owner, blobs);
     tx.commit(writes).await?;
     if run.is_none() && matches!(ask, Ask::Run(_)) {
         store.backlog.queued(&session.owner);
     }
-    Ok(Done::Now(Receipt { id: letter.id, seq, duplicate: false }))
+    let receipt = Receipt { id: letter.id, seq, duplicate: false };
+    let wakes = match ask {
+        Ask::Nothing | Ask::Fold => false,
+        Ask::GoOn => session.hold == Hold::None,
+        Ask::Run(mode) => mode != Mode::None,
+    };
+    Ok(Done::Now(Accepted { receipt, status, wakes, announces: ask != Ask::Nothing }))
 }
 
 /// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no
@@ -381,10 +431,31 @@ pub async fn cancel(
 /// # Errors
 /// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
 pub async fn pause(store: &Store, caller: &Caller, id: SessionId) -> Result<Done<SessionId>, StoreError> {
+    give_order(store, caller, id, Control::Pause).await
+}
+
+/// Cancels the calls that the conversation waits for; those in the background and deferred ones go on.
+///
+/// # Errors
+/// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
+pub async fn cancel_attached(
+    store: &Store,
+    caller: &Caller,
+    id: SessionId,
+) -> Result<Done<SessionId>, StoreError> {
+    give_order(store, caller, id, Control::CancelAllAttached).await
+}
+
+async fn give_order(
+    store: &Store,
+    caller: &Caller,
+    id: SessionId,
+    message: Control,
+) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
         change(store, caller, id, async |tx, writes, session, run| {
             has_room(tx, session, true).await?;
-            let letters = vec![order(caller, Control::Pause)];
+            let letters = vec![order(caller, message.clone())];
             take_in(writes, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).map(|_| ())
         })
         .await

@@ -10,19 +10,22 @@ use std::{collections::HashMap, time::Duration};
 use chrono::{DateTime, Utc};
 use holdfast_engine::{
     content::Blob,
-    decide::Mode,
-    ids::{CallId, SessionId},
+    decide::{Mode, Spawn},
+    ids::{CallId, MailId, SessionId},
+    mail::{Control, MailBody, Priority, Sender, Settled},
     session::{Event, Hold, Session, Status},
+    waits::Waits,
 };
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
     Store,
+    accept::cancel_continuations,
     errors::StoreError,
     letters::{
-        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_events, lock_run, lock_runs, lock_sessions,
-        plain, take_in,
+        Ask, Letter, Locked, LockedRun, NewEvent, corrupt, insert_events, lock_runs, lock_sessions, plain,
+        take_in,
     },
     plant::{self, Mistake},
     retry::against_rivals,
@@ -51,13 +54,17 @@ pub struct Commit {
     pub run: RunAfter,
     /// The letter that tells the parent of this session's end, and to whom it goes.
     pub to_parent: Option<(SessionId, Letter)>,
+    /// Child sessions that it starts.
+    pub spawns: Vec<Spawn>,
+    /// Child sessions that nobody waits for any more, which it tells to stop.
+    pub dismissed: Vec<SessionId>,
 }
 
 impl Commit {
-    /// The sessions that it locks: its own, and its parent's if that is told.
+    /// The sessions that it locks: its own, and those that it writes to.
     pub(crate) fn touches(&self) -> impl Iterator<Item = SessionId> {
         let parent = self.to_parent.as_ref().map(|(parent, _)| *parent);
-        std::iter::once(self.session.id).chain(parent)
+        std::iter::once(self.session.id).chain(parent).chain(self.dismissed.iter().copied())
     }
 }
 
@@ -158,6 +165,9 @@ pub(crate) fn announce(store: &Store, work: &Commit, outcome: Outcome) {
         if let Some((parent, _)) = &work.to_parent {
             store.announce(*parent, true);
         }
+        for child in work.spawns.iter().map(|new| new.id).chain(work.dismissed.iter().copied()) {
+            store.announce(child, true);
+        }
     }
 }
 
@@ -232,6 +242,9 @@ pub(crate) async fn store_group(store: &Store, works: &[&Commit]) -> Result<Vec<
     for member in members.iter().filter(|member| member.released) {
         tell_parent(&tx, &mut writes, member.work, &sessions, &runs).await?;
     }
+    for member in &members {
+        dismiss(&mut writes, member.work, &sessions, &runs)?;
+    }
     tx.commit_after(writes, store.at("commit.written")).await?;
     store.at("commit.done").await;
     Ok(outcomes)
@@ -293,14 +306,36 @@ fn status_after<'a>(
 /// The events of a step: what ended, what the session is now, what begins, and how the run ended.
 fn events(work: &Commit, status: Status, detail: Option<&str>, mode: Mode, released: bool) -> Vec<NewEvent> {
     let (mut ended, mut begun, mut deferred) = (Vec::new(), Vec::new(), Vec::new());
+    let subcall = |call: CallId, kind: &'static str, child: SessionId, agent: &str| {
+        let body = json!({"tool_call_id": call, "child_session_id": child, "agent": agent});
+        NewEvent::new(kind, &body)
+    };
     for event in &work.happened {
         match event {
-            Event::Finished { call, settled, .. } => ended.push(NewEvent::new(
-                "tool.completed",
-                &json!({"tool_call_id": call, "tool": tool(work, *call), "succeeded": settled.word() == "completed", "state": settled.word()}),
+            Event::Finished { call, settled, .. } => {
+                let succeeded = settled.word() == "completed";
+                if let Some(Waits::Child { session_id, agent }) = waits(work, *call) {
+                    let kind = if succeeded { "subcall.completed" } else { "subcall.failed" };
+                    ended.push(subcall(*call, kind, *session_id, agent));
+                }
+                ended.push(NewEvent::new(
+                    "tool.completed",
+                    &json!({"tool_call_id": call, "tool": tool(work, *call), "succeeded": succeeded, "state": settled.word()}),
+                ));
+            }
+            Event::Waits { call, waits, .. } => {
+                begun.push(NewEvent::new(
+                    "tool.started",
+                    &json!({"tool_call_id": call, "tool": tool(work, *call)}),
+                ));
+                if let Waits::Child { session_id, agent } = waits {
+                    begun.push(subcall(*call, "subcall.started", *session_id, agent));
+                }
+            }
+            Event::Started { call, .. } => begun.push(NewEvent::new(
+                "tool.started",
+                &json!({"tool_call_id": call, "tool": tool(work, *call)}),
             )),
-            Event::Started { call, .. } => begun
-                .push(NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, *call)}))),
             Event::Deferred { call, .. } => deferred.push(*call),
             _ => {}
         }
@@ -325,6 +360,10 @@ fn tool(work: &Commit, call: CallId) -> &str {
     work.session.call(call).map_or("", |call| call.name.as_str())
 }
 
+fn waits(work: &Commit, call: CallId) -> Option<&Waits> {
+    work.session.call(call).and_then(|call| call.waits.as_ref())
+}
+
 async fn tell_parent(
     tx: &Transaction,
     writes: &mut Writes<'_>,
@@ -333,12 +372,45 @@ async fn tell_parent(
     runs: &HashMap<SessionId, &LockedRun>,
 ) -> Result<(), StoreError> {
     let Some((parent, letter)) = &work.to_parent else { return Ok(()) };
-    let Some(recipient) = sessions.get(parent).filter(|session| !session.deleted) else { return Ok(()) };
-    if tx.query_opt(sql::FIND_MAIL, &[&parent.0, &letter.id.0]).await?.is_some() {
+    tell(tx, writes, sessions.get(parent).copied(), runs.get(parent).copied(), letter.clone()).await
+}
+
+/// Mails the end of a child to its parent, whose rows are locked, unless it was mailed before.
+pub(crate) async fn tell(
+    tx: &Transaction,
+    writes: &mut Writes<'_>,
+    parent: Option<&Locked>,
+    run: Option<&LockedRun>,
+    letter: Letter,
+) -> Result<(), StoreError> {
+    let Some(parent) = parent.filter(|session| !session.deleted) else { return Ok(()) };
+    if tx.query_opt(sql::FIND_MAIL, &[&parent.id.0, &letter.id.0]).await?.is_some() {
         return Ok(());
     }
-    let run = runs.get(parent).copied();
-    take_in(writes, recipient, run, vec![letter.clone()], Ask::GoOn, None).map(|_| ())
+    take_in(writes, parent, run, vec![letter], Ask::GoOn, None).map(|_| ())
+}
+
+/// Tells child sessions to stop that nobody waits for any more, with all that they have handed out.
+fn dismiss(
+    writes: &mut Writes<'_>,
+    work: &Commit,
+    sessions: &HashMap<SessionId, &Locked>,
+    runs: &HashMap<SessionId, &LockedRun>,
+) -> Result<(), StoreError> {
+    for child in &work.dismissed {
+        let Some(recipient) = sessions.get(child).filter(|session| !session.deleted) else { continue };
+        let order = |message| Letter {
+            id: MailId(Uuid::now_v7()),
+            from: Sender::Session { session_id: work.session.id, agent: Some(work.agent.clone()) },
+            priority: Priority::High,
+            hops: 0,
+            body: MailBody::Control { message },
+        };
+        let orders = vec![order(Control::CancelDeferred), order(Control::StopRun)];
+        cancel_continuations(writes, *child, None);
+        take_in(writes, recipient, runs.get(child).copied(), orders, Ask::Fold, None)?;
+    }
+    Ok(())
 }
 
 /// Ends a run that can't be driven, whatever it was: the session keeps what is stored, its mail stays
@@ -348,20 +420,23 @@ async fn tell_parent(
 /// [`StoreError`] as the database has it.
 pub async fn fail(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<bool, StoreError> {
     let done = against_rivals(|| fail_once(store, id, epoch, why)).await?;
-    if done {
-        store.announce(id, false);
+    let Some(Told { parent }) = done else { return Ok(false) };
+    store.announce(id, false);
+    if let Some(parent) = parent {
+        store.announce(parent, true);
     }
-    Ok(done)
+    Ok(true)
 }
 
-async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<bool, StoreError> {
+async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Result<Option<Told>, StoreError> {
     let tx = Transaction::begun(store.client().await?).await?;
-    let Some(before) = lock_sessions(&tx, &[id]).await?.pop().filter(|session| !session.deleted) else {
-        return Ok(false);
-    };
-    let Some(run) = lock_run(&tx, id).await?.filter(|run| run.claimed && run.epoch == epoch) else {
-        return Ok(false);
-    };
+    let parent = parent_of(&tx, id).await?;
+    let touched: Vec<SessionId> = std::iter::once(id).chain(parent.map(|(parent, _)| parent)).collect();
+    let sessions = lock_sessions(&tx, &touched).await?;
+    let runs = lock_runs(&tx, &touched).await?;
+    let session = sessions.iter().find(|session| session.id == id && !session.deleted);
+    let run = runs.iter().find(|run| run.session == id && run.claimed && run.epoch == epoch);
+    let (Some(before), Some(run)) = (session, run) else { return Ok(None) };
     let detail = plain(why, DETAIL_LIMIT);
     let head = (before.turns > 0).then_some(before.turns);
     let mut events = vec![NewEvent::updated(before.version + 1, Status::Failed, Some(&detail), head)];
@@ -371,9 +446,41 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
     }
     let event_seq = before.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
     let mut writes = Writes::default();
+    if let Some((parent, call)) = parent {
+        let recipient = sessions.iter().find(|session| session.id == parent);
+        let settled = Settled::Failed { message: detail.clone() };
+        let letter = end_of_child(id, None, call, settled);
+        tell(&tx, &mut writes, recipient, runs.iter().find(|run| run.session == parent), letter).await?;
+    }
     writes.push(sql::FAIL_SESSION, parameters![id.0, Uuid::now_v7(), detail, event_seq]);
     writes.push(sql::END_RUN, parameters![vec![id.0], vec![epoch]]);
     insert_events(&mut writes, id, &before.owner, before.event_seq, events);
     tx.commit(writes).await?;
-    Ok(true)
+    Ok(Some(Told { parent: parent.map(|(parent, _)| parent) }))
+}
+
+/// Whom a session's end was told.
+struct Told {
+    parent: Option<SessionId>,
+}
+
+/// The call that a session answers, if it is one of a session's.
+pub(crate) async fn parent_of(
+    tx: &Transaction,
+    id: SessionId,
+) -> Result<Option<(SessionId, CallId)>, StoreError> {
+    let Some(row) = tx.query_opt(sql::PARENT_OF, &[&id.0]).await? else { return Ok(None) };
+    Ok(Some((SessionId(row.try_get(0)?), CallId(row.try_get(1)?))))
+}
+
+/// The letter that tells a parent how the child session of a call ended. Its id is the child's: whatever ends the
+/// child again later has nothing to say to a call that has ended.
+pub fn end_of_child(child: SessionId, agent: Option<String>, call: CallId, settled: Settled) -> Letter {
+    Letter {
+        id: MailId(child.0),
+        from: Sender::Session { session_id: child, agent },
+        priority: Priority::Normal,
+        hops: 0,
+        body: MailBody::ToolCallFinished { tool_call_id: call, settled },
+    }
 }

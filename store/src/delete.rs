@@ -1,15 +1,16 @@
 //! Deleting a session and all below it. The mark is the fence: commits, spawns and accepts check it
 //! under the session's lock. Rows go later, in bounded passes.
 
-use holdfast_engine::ids::SessionId;
+use holdfast_engine::{ids::SessionId, mail::Settled};
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
     Store,
     accept::Caller,
+    commit::{end_of_child, parent_of, tell},
     errors::StoreError,
-    letters::{NewEvent, insert_events, lock_own, lock_runs, lock_sessions},
+    letters::{NewEvent, insert_events, lock_own, lock_run, lock_runs, lock_sessions},
     retry::against_rivals,
     sql,
     transaction::{Transaction, Writes},
@@ -35,7 +36,10 @@ pub async fn delete(
     id: SessionId,
     dry_run: bool,
 ) -> Result<Plan, StoreError> {
-    let plan = against_rivals(|| delete_once(store, caller, id, dry_run)).await?;
+    let (plan, told) = against_rivals(|| delete_once(store, caller, id, dry_run)).await?;
+    if let Some(parent) = told {
+        store.announce(parent, true);
+    }
     if !dry_run {
         for session in &plan.sessions {
             store.announce(*session, false);
@@ -49,7 +53,7 @@ async fn delete_once(
     caller: &Caller,
     id: SessionId,
     dry_run: bool,
-) -> Result<Plan, StoreError> {
+) -> Result<(Plan, Option<SessionId>), StoreError> {
     let tx = Transaction::begun(store.client().await?).await?;
     lock_own(&tx, id, caller.owner.as_deref()).await?;
     let tree = lock_tree(&tx, id).await?;
@@ -62,12 +66,20 @@ async fn delete_once(
     let plan = Plan { sessions: tree, continuations };
     if dry_run {
         tx.rollback().await?;
-        return Ok(plan);
+        return Ok((plan, None));
     }
     let mut writes = Writes::default();
+    let parent = parent_of(&tx, id).await?;
+    if let Some((parent, call)) = parent {
+        // Behind the tree's locks and so out of their order: a rival that does likewise is met by trying again.
+        let (recipient, run) = (lock_sessions(&tx, &[parent]).await?.pop(), lock_run(&tx, parent).await?);
+        let message = "the session that worked on this call was deleted.".to_owned();
+        let letter = end_of_child(id, None, call, Settled::Failed { message });
+        tell(&tx, &mut writes, recipient.as_ref(), run.as_ref(), letter).await?;
+    }
     mark(&tx, &mut writes, &ids).await?;
     tx.commit(writes).await?;
-    Ok(plan)
+    Ok((plan, parent.map(|(parent, _)| parent)))
 }
 
 /// Locks a session and all below it. Returns them, deepest first.

@@ -38,6 +38,9 @@ pub enum StoreError {
     /// The call's deadline has passed.
     #[error("the call expired")]
     TokenExpired,
+    /// The call isn't one that may be let run: it waits for its result.
+    #[error("this call waits for its result; there is nothing to approve")]
+    NothingToApprove,
     /// A run goes on that has to end first.
     #[error("a run is in progress")]
     RunInProgress,

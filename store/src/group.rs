@@ -174,6 +174,8 @@ mod tests {
             blobs: Vec::new(),
             run: RunAfter::Keep,
             to_parent: parent.map(|parent| (session(parent), letter)),
+            spawns: Vec::new(),
+            dismissed: Vec::new(),
         };
         Request { work, deadline: Instant::now(), answer: oneshot::channel().0 }
     }

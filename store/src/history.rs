@@ -5,6 +5,7 @@ use holdfast_engine::{
     ids::{MailId, SessionId, Token},
     mail::{Envelope, Priority, Settled},
     turn::Turn,
+    waits::Waits,
 };
 use uuid::Uuid;
 
@@ -142,6 +143,8 @@ pub struct UntoldCall {
     pub state: String,
     /// How it ended, where it has.
     pub settled: Option<Settled>,
+    /// What it waits for, or waited for.
+    pub waits: Option<Waits>,
 }
 
 /// The calls of a session that the model hasn't been told the end of, in the order in which they were
@@ -151,7 +154,7 @@ pub struct UntoldCall {
 /// [`StoreError::Corrupt`] if this build can't read one.
 pub async fn untold_calls(store: &Store, id: SessionId) -> Result<Vec<UntoldCall>, StoreError> {
     let rows = sqlx::query!(
-        "SELECT id, provider_id, name, state, settled FROM tool_calls
+        "SELECT id, provider_id, name, state, settled, waits FROM tool_calls
          WHERE session_id = $1 AND NOT told_result ORDER BY turn, index",
         id.0
     )
@@ -165,6 +168,7 @@ pub async fn untold_calls(store: &Store, id: SessionId) -> Result<Vec<UntoldCall
                 name: row.name,
                 state: row.state,
                 settled: row.settled.as_deref().map(serde_json::from_str).transpose()?,
+                waits: row.waits.as_deref().map(serde_json::from_str).transpose()?,
             })
         })
         .collect()
@@ -189,8 +193,10 @@ pub struct DeferredCall {
     pub arguments: String,
     /// Why it was deferred.
     pub reason: String,
-    /// `open`, `completed`, `failed`, `cancelled` or `expired`.
+    /// `open`, `completed`, `failed`, `approved`, `cancelled` or `expired`.
     pub state: String,
+    /// Whether it may be let run instead of being completed.
+    pub approval: bool,
     /// When it was deferred.
     pub created_at: DateTime<Utc>,
     /// When it expires.
@@ -204,7 +210,7 @@ pub struct DeferredCall {
 pub async fn pending(store: &Store, id: SessionId) -> Result<Vec<DeferredCall>, StoreError> {
     let rows = sqlx::query_as!(
         DeferredCall,
-        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.created_at, c.expires_at
+        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.approval, c.created_at, c.expires_at
          FROM continuations c JOIN tool_calls t ON t.session_id = c.session_id AND t.id = c.call_id
          WHERE c.session_id = $1 AND c.state = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
          ORDER BY t.turn, t.index",
@@ -226,7 +232,7 @@ pub async fn deferred_calls(
 ) -> Result<Vec<DeferredCall>, StoreError> {
     let rows = sqlx::query_as!(
         DeferredCall,
-        "SELECT token, session_id, agent, call_id, provider_id, tool, arguments, reason, state, created_at, expires_at
+        "SELECT token, session_id, agent, call_id, provider_id, tool, arguments, reason, state, approval, created_at, expires_at
          FROM continuations WHERE session_id = $1 AND call_id = ANY($2) ORDER BY created_at, token",
         id.0,
         calls
@@ -249,7 +255,7 @@ pub async fn pending_across(
 ) -> Result<Vec<DeferredCall>, StoreError> {
     let rows = sqlx::query_as!(
         DeferredCall,
-        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.created_at, c.expires_at
+        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.approval, c.created_at, c.expires_at
          FROM continuations c JOIN sessions s ON s.id = c.session_id
          WHERE c.owner = $1 AND c.state = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
            AND ($2::text IS NULL OR c.tool = $2) AND ($3::text IS NULL OR c.agent = $3) AND s.deleted_at IS NULL
@@ -273,7 +279,7 @@ pub async fn by_token(store: &Store, owner: &str, token: Token) -> Result<Deferr
         DeferredCall,
         r#"SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason,
                   CASE WHEN c.state = 'open' AND c.expires_at <= now() THEN 'expired' ELSE c.state END AS "state!",
-                  c.created_at, c.expires_at
+                  c.approval, c.created_at, c.expires_at
            FROM continuations c JOIN sessions s ON s.id = c.session_id
            WHERE c.token = $1 AND c.owner = $2 AND s.deleted_at IS NULL"#,
         token.0,

@@ -310,7 +310,7 @@ impl Intake {
 }
 
 /// Appends letters to a locked session's mailbox and wakes its run as asked, all in the caller's
-/// transaction; see [`intake`]. Returns the first new letter's number.
+/// transaction; see [`intake`]. Returns the first new letter's number, and what the session is doing by then.
 pub(crate) fn take_in(
     writes: &mut Writes<'_>,
     session: &Locked,
@@ -318,7 +318,7 @@ pub(crate) fn take_in(
     letters: Vec<Letter>,
     ask: Ask,
     traceparent: Option<&str>,
-) -> Result<i64, StoreError> {
+) -> Result<(i64, Status), StoreError> {
     let mut intake = intake(session, run, letters, ask);
     let status = intake.status.word();
     writes.push(
@@ -328,7 +328,7 @@ pub(crate) fn take_in(
     intake.add(writes, session.id, traceparent)?;
     let events = std::mem::take(&mut intake.events);
     insert_events(writes, session.id, &session.owner, session.event_seq, events);
-    Ok(intake.first_seq)
+    Ok((intake.first_seq, intake.status))
 }
 
 fn order_of_resuming() -> Letter {

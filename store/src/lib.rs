@@ -2,7 +2,8 @@
 //!
 //! Clients' commands come in through [`accept`] and [`settle`]; workers take runs with [`claim`],
 //! read sessions with [`load`] and store steps with [`commit`], in [`group`]s; clients read through [`sessions`],
-//! [`history`] and [`feed`]; schedulers run the [`passes`]. Locks are taken in one order everywhere:
+//! [`history`] and [`feed`]; sessions write to each other by [`correspond`], follow each other by [`watches`] and read
+//! each other by [`introspect`]; schedulers run the [`passes`]. Locks are taken in one order everywhere:
 //! sessions by id, then runs by id, then continuations and blobs by key.
 
 pub mod accept;
@@ -11,6 +12,7 @@ pub mod claim;
 pub mod cluster;
 pub mod commit;
 pub mod connect;
+pub mod correspond;
 pub mod counters;
 pub mod delete;
 pub mod embedded;
@@ -21,6 +23,8 @@ pub mod group;
 pub mod history;
 pub mod idempotency;
 pub mod install;
+pub mod introspect;
+pub mod kin;
 pub mod letters;
 pub mod listen;
 pub mod load;
@@ -30,14 +34,22 @@ pub mod notify;
 mod outage;
 pub mod passes;
 pub mod plant;
+pub mod progress;
 pub mod quota;
 pub mod retire;
 mod retry;
 pub mod sessions;
 pub mod settle;
+pub mod shown;
+mod spawn;
 pub mod sql;
 pub mod status;
+pub mod tool_rates;
+pub mod tool_results;
 mod transaction;
+pub mod waking;
+pub mod watches;
+pub mod webhooks;
 pub mod workers;
 
 pub use errors::StoreError;

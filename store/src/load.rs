@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use chrono::{DateTime, Utc};
 use holdfast_engine::{
     content::Digest,
     decide::Mode,
@@ -42,6 +43,8 @@ pub struct Loaded {
     pub inbox: Vec<Envelope>,
     /// How far its run goes, read after the mail; nothing if there is no run.
     pub mode: Option<Mode>,
+    /// What the database's clock said.
+    pub read_at: DateTime<Utc>,
 }
 
 /// Loads a session; a deleted one is unknown.
@@ -142,6 +145,12 @@ fn assemble(
         turns,
         calls,
         stop: None,
+        stack: row
+            .try_get::<_, &str>("call_stack")?
+            .split('/')
+            .filter(|slug| !slug.is_empty())
+            .map(str::to_owned)
+            .collect(),
     };
     let parent: Option<Uuid> = row.try_get("parent_id")?;
     let parent_call: Option<Uuid> = row.try_get("parent_call")?;
@@ -154,6 +163,7 @@ fn assemble(
         settings_rev: row.try_get("settings_rev")?,
         inbox,
         mode: run.map(|row| mode(row)).transpose()?,
+        read_at: row.try_get("read_at")?,
     })
 }
 
@@ -210,7 +220,7 @@ pub(crate) fn stored_turn(
     tag: &str,
     format: i16,
     body: &str,
-    at: chrono::DateTime<chrono::Utc>,
+    at: DateTime<Utc>,
 ) -> Result<Turn, StoreError> {
     if format != TURN_FORMAT {
         return Err(StoreError::Corrupt(format!("turn format {format}; this build reads {TURN_FORMAT}")));
@@ -246,17 +256,20 @@ fn call(row: &Row) -> Result<TrackedCall, StoreError> {
             decided_by: row.try_get("decided_by")?,
             idempotent: row.try_get("idempotent")? || plant::made(Mistake::RestartOrphans),
             deadline_seconds: deadline.and_then(|seconds| u64::try_from(seconds).ok()),
+            on_deadline: None,
         },
         state: CallState::parse(state).ok_or_else(|| corrupt("call state", state))?,
         attempt: row.try_get("attempt")?,
         token: row.try_get::<_, Option<Uuid>>("token")?.map(Token),
         expires_at: row.try_get("expires_at")?,
+        waits: row.try_get::<_, Option<&str>>("waits")?.map(serde_json::from_str).transpose()?,
         created_at: row.try_get("created_at")?,
         started_at: row.try_get("started_at")?,
         settled: settled.map(serde_json::from_str).transpose()?,
         finished_at: row.try_get("finished_at")?,
         told: row.try_get("told")?,
         told_result: row.try_get("told_result")?,
+        read: row.try_get("read")?,
     })
 }
 

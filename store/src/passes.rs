@@ -37,6 +37,38 @@ pub async fn forget_keys(store: &Store, limit: i64) -> Result<u64, StoreError> {
     Ok(done.rows_affected())
 }
 
+/// Removes results of calls that are no longer given again. Returns how many.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn forget_results(store: &Store, limit: i64) -> Result<u64, StoreError> {
+    let done = sqlx::query!(
+        "DELETE FROM tool_results WHERE (owner, key) IN (
+             SELECT owner, key FROM tool_results WHERE expires_at < now()
+             ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit
+    )
+    .execute(store.read())
+    .await?;
+    Ok(done.rows_affected())
+}
+
+/// Removes buckets of calls that have been full for an hour: they say as much as none. Returns how many.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub async fn forget_rates(store: &Store, limit: i64) -> Result<u64, StoreError> {
+    let done = sqlx::query!(
+        "DELETE FROM tool_rates WHERE (owner, tool, per_minute, burst) IN (
+             SELECT owner, tool, per_minute, burst FROM tool_rates WHERE next_at < now() - interval '1 hour'
+             LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit
+    )
+    .execute(store.read())
+    .await?;
+    Ok(done.rows_affected())
+}
+
 /// Takes workers out of the register that haven't been heard of for ten minutes. Returns how many.
 ///
 /// # Errors

@@ -133,6 +133,12 @@ pub async fn purge_deleted(store: &Store, grace_seconds: f64, limit: i64) -> Res
         &doomed,
         ROWS
     );
+    let webhooks = sqlx::query!(
+        "DELETE FROM webhook_deliveries WHERE (session_id, endpoint, seq) IN (
+             SELECT session_id, endpoint, seq FROM webhook_deliveries WHERE session_id = ANY($1) LIMIT $2)",
+        &doomed,
+        ROWS
+    );
     // Places of rows differ by partition; numbers within a session don't. What says that the session was
     // deleted stays for those who read on.
     let events = sqlx::query!(
@@ -143,7 +149,7 @@ pub async fn purge_deleted(store: &Store, grace_seconds: f64, limit: i64) -> Res
         ROWS
     );
     let mut gone = 0;
-    for statement in [turns, calls, mail, continuations, events] {
+    for statement in [turns, calls, mail, continuations, webhooks, events] {
         gone += statement.execute(store.read()).await?.rows_affected();
     }
     // Nothing is added to a deleted session. Another scheduler may have taken the very rows that these

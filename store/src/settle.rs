@@ -29,6 +29,8 @@ pub enum Report {
     Result(ToolResult),
     /// That it failed, and why.
     Error(String),
+    /// That it may run; only for calls that were deferred until somebody says so.
+    Approval,
 }
 
 impl Report {
@@ -37,18 +39,26 @@ impl Report {
         let (kind, text) = match self {
             Self::Result(result) => ("result", serde_json::to_string(result).unwrap_or_default()),
             Self::Error(message) => ("error", message.clone()),
+            Self::Approval => ("approval", String::new()),
         };
         Digest::of(format!("{kind}:{text}").as_bytes())
     }
 
-    fn settled(&self) -> (Settled, Option<Blob>) {
-        match self {
+    /// The letter that brings it, the state that its token is in then, and the blob that the letter names.
+    fn letter(&self, call: CallId) -> (Letter, &'static str, Option<Blob>) {
+        let (settled, blob) = match self {
             Self::Result(result) => {
                 let (result, blob) = Payload::pack(result.clone());
                 (Settled::Completed { result }, blob)
             }
             Self::Error(message) => (Settled::Failed { message: message.clone() }, None),
-        }
+            Self::Approval => {
+                let body = MailBody::Approved { tool_call_id: call };
+                return (letter_of(call, body), "approved", None);
+            }
+        };
+        let state = settled.word();
+        (result_letter(call, settled), state, blob)
     }
 }
 
@@ -58,7 +68,8 @@ impl Report {
 ///
 /// # Errors
 /// [`StoreError::UnknownToken`] (also another owner's, and a deleted session's),
-/// [`StoreError::TokenCompleted`], [`StoreError::TokenCancelled`], [`StoreError::TokenExpired`].
+/// [`StoreError::TokenCompleted`], [`StoreError::TokenCancelled`], [`StoreError::TokenExpired`];
+/// [`StoreError::NothingToApprove`] for an approval of a call that waits for its result.
 pub async fn complete(
     store: &Store,
     caller: &Caller,
@@ -131,39 +142,52 @@ async fn complete_once(
         "open" => {}
         "cancelled" => return Err(StoreError::TokenCancelled),
         "expired" => return Err(StoreError::TokenExpired),
+        "approved" => return Err(StoreError::TokenCompleted { same_result: *report == Report::Approval }),
         _ => {
             let kept: Option<&[u8]> = row.try_get("result_hash")?;
             return Err(StoreError::TokenCompleted { same_result: kept == Some(&digest.0) });
         }
+    }
+    if *report == Report::Approval && !row.try_get::<_, bool>("approval")? {
+        return Err(StoreError::NothingToApprove);
     }
     let call = CallId(row.try_get("call_id")?);
     if row.try_get("overdue")? {
         tx.rollback().await?;
         return Ok(Completion::Overdue(id));
     }
-    let (settled, blob) = report.settled();
+    let (letter, state, blob) = report.letter(call);
     let mut writes = Writes::default();
-    close(&mut writes, token, settled.word(), Some(digest));
+    close(&mut writes, token, state, Some(digest).filter(|_| *report != Report::Approval));
     let ask = if resume { Ask::GoOn } else { Ask::Fold };
-    let letters = vec![result_letter(call, settled)];
-    take_in(&mut writes, &session, run.as_ref(), letters, ask, caller.traceparent.as_deref())?;
+    take_in(&mut writes, &session, run.as_ref(), vec![letter], ask, caller.traceparent.as_deref())?;
     insert_blobs(&mut writes, &session.owner, blob.as_slice());
     tx.commit(writes).await?;
     Ok(Completion::Done(Done::Now(id)))
 }
 
 fn result_letter(call: CallId, settled: Settled) -> Letter {
+    letter_of(call, MailBody::ContinuationResult { tool_call_id: call, settled })
+}
+
+fn letter_of(call: CallId, body: MailBody) -> Letter {
     Letter {
         id: MailId(Uuid::now_v7()),
         from: Sender::ToolCall { tool_call_id: call },
         priority: Priority::Normal,
         hops: 0,
-        body: MailBody::ContinuationResult { tool_call_id: call, settled },
+        body,
     }
 }
 
-fn expired() -> Settled {
-    Settled::Failed { message: "expired: nobody completed this call before its deadline.".to_owned() }
+/// How a call ends that nobody has completed in time: with what was agreed for that, or as failed.
+fn expired(on_deadline: Option<&str>) -> Result<(Settled, Option<Blob>), StoreError> {
+    let Some(answer) = on_deadline else {
+        let message = "expired: nobody completed this call before its deadline.".to_owned();
+        return Ok((Settled::Failed { message }, None));
+    };
+    let (result, blob) = Payload::pack(serde_json::from_str::<ToolResult>(answer)?);
+    Ok((Settled::Completed { result }, blob))
 }
 
 fn close(writes: &mut Writes<'_>, token: Token, state: &'static str, hash: Option<Digest>) {
@@ -215,10 +239,12 @@ async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool,
         return Ok(false);
     }
     let call = CallId(row.try_get::<_, Uuid>("call_id")?);
+    let (settled, blob) = expired(row.try_get("on_deadline")?)?;
     let mut writes = Writes::default();
     close(&mut writes, token, "expired", None);
-    let letters = vec![result_letter(call, expired())];
+    let letters = vec![result_letter(call, settled)];
     take_in(&mut writes, &session, run.as_ref(), letters, Ask::GoOn, None)?;
+    insert_blobs(&mut writes, &session.owner, blob.as_slice());
     tx.commit(writes).await?;
     COUNTERS.continuations_expired.add(1);
     Ok(true)

@@ -19,9 +19,8 @@ use holdfast_engine::decide::Mode;
 use holdfast_store::{
     Store,
     accept::{self, Caller, NewSession},
-    agents,
 };
-use holdfast_tests::store::{message, new_session};
+use holdfast_tests::store::{message, new_session, record};
 
 use crate::{flags, model::Model, nodes, nodes::Node, rig, rig::Rig, samples::Samples};
 
@@ -38,7 +37,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let store = rig::store(&rig.url, "bench", CLIENTS).await?;
     // Runs can be queued before a worker knows the agent.
     let agent = holdfast_tools::load_agent(&file).await?.agent;
-    agents::record(&store, &agent.slug, &agent.revision, "{}").await?;
+    record(&store, &agent.slug, &agent).await?;
     let slots = slots.max(1);
     one_beside_a_backlog(&rig, &store, &file, &mut model, [backlog, samples, slots]).await?;
     many_owners(&rig, &store, &file, &mut model, [owners, runs, slots]).await

@@ -24,12 +24,12 @@ use holdfast_engine::{
     mail::{MailBody, Priority, Sender},
 };
 use holdfast_store::{
-    Store, accept, agents,
+    Store, accept,
     letters::{Ask, Letter},
 };
 use holdfast_tests::{
     step::{Holder, claim, says},
-    store::{AGENT, LONG, agent, message, new_session, roster},
+    store::{AGENT, LONG, agent, message, new_session, record, roster},
 };
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
@@ -64,7 +64,7 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     ensure!(rate * seconds <= streams * 250, "mailboxes would overflow: --rate or --seconds less");
     let rig = Rig::start().await?;
     let (store, agent) = (rig::store(&rig.url, "bench", WRITERS).await?, agent("r1"));
-    agents::record(&store, AGENT, &agent.revision, "{}").await?;
+    record(&store, AGENT, &agent).await?;
     // Their runs are queued and nobody takes them: waiting for them takes as long as this likes.
     let sessions: Vec<SessionId> =
         stream::iter((0..streams).map(|_| create(&store))).buffered(WRITERS).try_collect().await?;

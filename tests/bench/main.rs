@@ -19,6 +19,7 @@ mod raw;
 mod resume;
 mod rig;
 mod samples;
+mod storm;
 mod takeover;
 mod workers;
 
@@ -26,7 +27,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-const USAGE: &str = "usage: bench engine|growth|resume|parked|fanout|fairness|bloat|memory|takeover [FLAGS]";
+const USAGE: &str =
+    "usage: bench engine|growth|resume|parked|fanout|fairness|bloat|memory|takeover|storm [FLAGS]";
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -57,6 +59,7 @@ async fn measure(program: &str, flags: &[String]) -> Result<()> {
         "fairness" => Box::pin(fairness::measure(flags)).await,
         "takeover" => Box::pin(takeover::measure(flags)).await,
         "bloat" => Box::pin(bloat::measure(flags)).await,
+        "storm" => Box::pin(storm::measure(flags)).await,
         "memory" => Box::pin(memory::measure(flags)).await,
         _ => anyhow::bail!(USAGE),
     }

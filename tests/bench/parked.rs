@@ -24,7 +24,6 @@ use holdfast_engine::{
 use holdfast_store::{
     Store,
     accept::{self, Caller},
-    agents,
     claim::{self, Lease, Rotation},
     listen::{Listener, Subscription},
     notify::Channel,
@@ -33,7 +32,7 @@ use holdfast_store::{
 };
 use holdfast_tests::{
     step::{Holder, calls, says},
-    store::{AGENT, OWNER, agent, message, new_session, roster, worker},
+    store::{AGENT, OWNER, agent, message, new_session, record, roster, worker},
     world,
 };
 use serde_json::json;
@@ -188,7 +187,7 @@ struct Hand {
 impl Hand {
     async fn new(rig: &Rig) -> Result<Self> {
         let (store, agent) = (rig::store(&rig.url, "bench", 8).await?, agent("r1"));
-        agents::record(&store, AGENT, &agent.revision, "{}").await?;
+        record(&store, AGENT, &agent).await?;
         let listener = Listener::start(&rig.url, "bench", &[Channel::Runs])?;
         listener.connected().await;
         let (agents, hints) = (roster(&agent), listener.subscribe());

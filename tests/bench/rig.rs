@@ -103,7 +103,7 @@ impl Rig {
     pub(crate) async fn store(&self, connections: usize) -> Result<(Store, holdfast_tools::LoadedAgent)> {
         let loaded = holdfast_tools::load_agent(&self.agent_file()?).await?;
         let store = store(&self.url, "bench", connections).await?;
-        holdfast_store::agents::record(&store, "bench", &loaded.agent.revision, "{}").await?;
+        holdfast_tests::store::record(&store, "bench", &loaded.agent).await?;
         Ok((store, loaded))
     }
 }
@@ -162,6 +162,7 @@ pub(crate) async fn create(store: &Store) -> Result<SessionId> {
             id: MailId(Uuid::now_v7()),
             query: Payload::Inline(query),
             blobs: Vec::new(),
+            interrupt: false,
         }),
         run: Mode::UntilBlocked,
     };

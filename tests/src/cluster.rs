@@ -68,6 +68,9 @@ fn own_server() -> String {
 
 const DIR_PREFIX: &str = "holdfast-tests-";
 
+/// How long the end of a test waits for its database's.
+const DROP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Removes what test processes that are gone have left behind: a process can't clean up after its end.
 fn sweep() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
@@ -229,7 +232,8 @@ impl Drop for Database {
     fn drop(&mut self) {
         // The test's runtime may be ending; what can't be dropped goes with the cluster.
         let name = std::mem::take(&mut self.name);
-        let dropping = std::thread::spawn(move || {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let Ok(runtime) = runtime else { return };
             let _: Result<()> = runtime.block_on(async {
@@ -237,8 +241,11 @@ impl Drop for Database {
                 admin.batch_execute(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
                 Ok(())
             });
+            let _ = tell.send(());
         });
-        let _ = dropping.join();
+        // Not for long: the server waits with it for connections that are just being made, and one of them may be
+        // this task's own, which goes on only when this returns.
+        let _ = told.recv_timeout(DROP_PATIENCE);
     }
 }
 

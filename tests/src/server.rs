@@ -16,7 +16,9 @@ use holdfast_store::{
     install::ensure_installed,
     migrate::migrate,
 };
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, geteuid, kill_process_group, waitid};
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, geteuid, kill_process, kill_process_group, waitid,
+};
 use tokio::{
     process::{Child, Command},
     time::Instant,
@@ -115,6 +117,23 @@ impl Server {
     /// What it has printed.
     pub fn log_text(&self) -> String {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
+    }
+
+    /// Ends it in immediate mode, and waits until it takes connections again.
+    ///
+    /// # Errors
+    /// If it doesn't end, or doesn't come back.
+    pub async fn restart(&self) -> Result<()> {
+        let noted = fs::read_to_string(self.disk().join("data/postmaster.pid"))?;
+        let pid: i32 = noted.lines().next().context("no process id")?.trim().parse()?;
+        kill_process(Pid::from_raw(pid).context("no process id")?, Signal::QUIT)?;
+        let until = Instant::now() + PATIENCE;
+        let mut pause = tokio::time::interval(Duration::from_millis(20));
+        while Path::new("/proc").join(pid.to_string()).exists() {
+            pause.tick().await;
+            ensure!(Instant::now() < until, "the server doesn't end: {}", self.log_text());
+        }
+        self.answers().await
     }
 
     /// Waits until it takes connections.

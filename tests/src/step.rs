@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use holdfast_engine::{
     agent::Agent,
     content::{Blob, Payload, ToolResult},
-    decide::{self, Context, Mode, Next, Run},
+    decide::{self, Context, Mode, Next, Run, Spawn},
     ids::{CallId, MailId, SessionId},
     mail::{Envelope, MailBody, Priority, Sender, Settled},
     model::{Flavor, ModelAnswer, RequestedCall},
@@ -102,6 +102,10 @@ pub struct Holder {
     parent: Option<(SessionId, CallId)>,
     happened: Vec<Event>,
     blobs: Vec<Blob>,
+    spawns: Vec<Spawn>,
+    dismissed: Vec<SessionId>,
+    /// When to decide again at the latest.
+    pub until: Option<DateTime<Utc>>,
 }
 
 impl Holder {
@@ -145,7 +149,7 @@ impl Holder {
         Self {
             store: store.clone(),
             agent: agent.clone(),
-            run: Run { mode: loaded.mode.unwrap_or(lease.mode), steps: 0 },
+            run: Run { mode: loaded.mode.unwrap_or(lease.mode), steps: 0, asking: false },
             lease,
             session,
             inbox: loaded.inbox,
@@ -153,6 +157,9 @@ impl Holder {
             parent: loaded.parent,
             happened,
             blobs: Vec::new(),
+            spawns: Vec::new(),
+            dismissed: Vec::new(),
+            until: None,
         }
     }
 
@@ -173,11 +180,15 @@ impl Holder {
             now: self.now,
             fresh: &mut Uuid::now_v7,
             fresh_token: &mut Uuid::new_v4,
+            progress: &|_| Vec::new(),
         };
         let decision = decide::decide(&mut self.session, &mut context).expect("a legal step");
         self.inbox.clear();
         self.happened.extend(decision.events);
         self.blobs.extend(decision.blobs);
+        self.spawns.extend(decision.spawns);
+        self.dismissed.extend(decision.dismissed);
+        self.until = decision.until;
         decision.next
     }
 
@@ -193,6 +204,7 @@ impl Holder {
             now: self.now,
             fresh: &mut Uuid::now_v7,
             fresh_token: &mut Uuid::new_v4,
+            progress: &|_| Vec::new(),
         };
         let event = decide::answered(&self.session, &mut context, answer);
         self.happen(event);
@@ -227,6 +239,8 @@ impl Holder {
             happened: std::mem::take(&mut self.happened),
             blobs: std::mem::take(&mut self.blobs),
             to_parent: self.letter_to_parent(&run),
+            spawns: std::mem::take(&mut self.spawns),
+            dismissed: std::mem::take(&mut self.dismissed),
             run,
         }
     }
@@ -307,10 +321,13 @@ impl Holder {
                     }
                     continue;
                 }
-                Next::Await(wait) => panic!("nothing here is awaited: {wait:?}"),
+                Next::Park(on) => RunAfter::Park { on: on.to_owned(), until: self.until },
                 Next::Stop(status) => RunAfter::End { status, detail: None },
             };
-            let RunAfter::End { status, .. } = run else { unreachable!("runs end") };
+            let status = match run {
+                RunAfter::End { status, .. } => status,
+                _ => Status::Running,
+            };
             let outcome = self.commit(run).await.expect("a commit");
             match outcome {
                 Outcome::Stored { released: true, .. } => {

@@ -10,9 +10,9 @@ use holdfast_engine::{
     ids::{CallId, MailId, SessionId, Token, WorkerId},
 };
 use holdfast_store::{
-    Store,
+    Store, StoreError,
     accept::{self, Caller, Message, NewSession},
-    agents,
+    agents::{self, Record},
     connect::{ConnectOptions, connect},
     gate::Gate,
     idempotency::{Done, Key},
@@ -52,6 +52,15 @@ pub fn agent(revision: &str) -> Agent {
     config.prepare(revision.to_owned(), Vec::new()).expect("a valid agent")
 }
 
+/// Records an agent under a slug, and makes its revision the current one.
+///
+/// # Errors
+/// As the database has it.
+pub async fn record(store: &Store, slug: &str, agent: &Agent) -> Result<(), StoreError> {
+    let record = Record { slug, revision: &agent.revision, descriptor: "{}", waking: &agent.waking };
+    agents::record(store, &record).await
+}
+
 /// A caller for the test's owner, without a key.
 pub fn caller() -> Caller {
     Caller { owner: Some(OWNER.to_owned()), traceparent: None, key: None }
@@ -67,7 +76,7 @@ pub fn caller_with_key(key: &str, request: &str) -> Caller {
 /// A message with a fresh id.
 pub fn message(text: &str) -> Message {
     let query = Payload::Inline(Query { text: text.to_owned(), media: Vec::new() });
-    Message { id: MailId(Uuid::now_v7()), query, blobs: Vec::new() }
+    Message { id: MailId(Uuid::now_v7()), query, blobs: Vec::new(), interrupt: false }
 }
 
 /// A database of its own and a store over it.
@@ -95,7 +104,7 @@ impl World {
         let database = fresh_database().await;
         let store = open(database.url(), hot, None).await;
         let agent = agent("r1");
-        agents::record(&store, AGENT, &agent.revision, "{}").await.expect("recorded");
+        record(&store, AGENT, &agent).await.expect("recorded");
         Self { store, agent, database }
     }
 

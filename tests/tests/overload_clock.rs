@@ -233,3 +233,52 @@ async fn times_that_lie_ahead_are_moved_back_and_honest_ones_stay() {
     let beats = claim::heartbeat(&world.store, &held, LONG).await.expect("a heartbeat");
     assert!(beats.iter().any(|beat| beat.renewed), "{beats:?}");
 }
+
+/// A model that sleeps for three days and asks a person who has as long, and says so when both are over.
+const SLEEPER: &str = r#"{"rules": [
+    {"when": {"turn": 0}, "reply": {"tool_calls": [
+        {"name": "system_own_system_info", "id": "call_sleep", "arguments": {"capability": "sleep-until", "seconds": 259200}},
+        {"name": "system_own_system_info", "id": "call_ask", "arguments": {"capability": "ask-human", "question": "may I?", "deadline_seconds": 259200, "default": "no"}}]}},
+    {"reply": {"text": "they said {{tool_result:system_own_system_info}}"}}
+]}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleep_of_days_and_a_deadline_end_by_the_databases_clock_whatever_dies_meanwhile() -> Result<()> {
+    const DAYS: i64 = 3 * 24 * HOUR;
+    let clock = Clock::new().await?;
+    let server = server(&clock).await?;
+    let model = Model::start(SLEEPER).await?;
+    let config = json!({"slug": "sleeper", "flavor": "OpenAIv1", "modelUrl": model.url, "modelName": "scripted",
+        "builtinToolboxes": [{"tag": "SystemToolbox", "contents": {"Name": "own", "Capabilities": ["sleep-until", "ask-human"]}}]});
+    let world = World::new(server.url(), model, AgentFiles::with_tools(&config, &[])?);
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let (scheduler, _) = world.node("scheduler", &[], &[]).await?;
+    let (mut doomed, _) = world.node("worker", &[], &[]).await?;
+    let id = world.create(&api).await?;
+    let asleep = async || {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let view = world.view(&api, id).await?;
+            if view["parked_on"] == "timer" {
+                return Ok(view);
+            }
+            ensure!(Instant::now() < until, "it doesn't sleep: {view}");
+            tokio::time::sleep(Duration::from_millis(50)).await; // polls a process
+        }
+    };
+    let view = asleep().await?;
+    ensure!(view["status"] == "running" && view["wakes_at"].is_string(), "{view}");
+
+    doomed.kill().await?;
+    clock.set(-HOUR)?;
+    ensure!(about(jumped(&scheduler, "the database").await?, -HOUR));
+    server.restart().await?;
+    let (_worker, _) = world.node("worker", &[], &[]).await?;
+    ensure!(asleep().await?["wakes_at"] == view["wakes_at"], "nobody wakes it early");
+    ensure!(world.model.requests().await?.len() == 1, "the model was asked again");
+
+    clock.set(DAYS + 60)?;
+    let view = world.until(&api, id, "idle").await?;
+    ensure!(answer(&view)? == "they said no", "{view}");
+    Ok(())
+}

@@ -163,6 +163,8 @@ fn lookups() -> Vec<(&'static str, String)> {
         "timestamptz",
         "bigint",
         "boolean",
+        "text",
+        "boolean",
     ]);
     vec![
         ("lock_session", ids.to_owned()),
@@ -190,11 +192,26 @@ fn lookups() -> Vec<(&'static str, String)> {
         ("lock_continuation", format!("{id}, 'o'")),
         ("lock_tree", id.to_owned()),
         ("run_in_tree", format!("{id}, {ids}")),
+        ("wake_terms", id.to_owned()),
+        ("last_hold_order", format!("{id}, ARRAY['x']")),
+        ("relation", format!("{id}, {id}, 'o', 64")),
+        ("find_near", format!("{id}, 'o', 64, false, true, 10000, '00000001'")),
+        ("find_watch", format!("{id}, {id}")),
+        ("count_watches", id.to_owned()),
+        ("watch_circle", format!("{id}, {id}, 64")),
+        ("due_watches", "500, 256".to_owned()),
+        ("lock_watch", format!("{id}, {id}")),
+        ("move_watch", format!("{id}, {id}, 1")),
+        ("put_off_watch", format!("{id}, {id}")),
+        ("delete_watch", format!("{id}, {id}")),
+        ("known_mail", format!("{id}, {ids}")),
+        ("recall_result", "'o', decode(repeat('00', 32), 'hex'), 60".to_owned()),
+        ("take_turn", "'o', 't', 60, 10, 30, 660".to_owned()),
     ]
 }
 
 fn reads_no_table_as_a_whole(name: &str, plan: &str) {
-    for table in ["runs", "sessions", "turns", "tool_calls", "mail"] {
+    for table in ["runs", "sessions", "turns", "tool_calls", "mail", "watches"] {
         assert!(!plan.contains(&format!("Seq Scan on {table}")), "{name}:\n{plan}");
     }
 }
@@ -206,9 +223,11 @@ async fn lookups_by_key_stay_lookups() {
     fill(&sql, Load::of(20_000)).await;
     for (name, arguments) in lookups() {
         for plan in plans(&sql, name, &arguments).await {
-            // The tables of turns, calls and mail are empty here.
-            let plan = plan.replace("Seq Scan on turns", "").replace("Seq Scan on tool_calls", "");
-            reads_no_table_as_a_whole(name, &plan.replace("Seq Scan on mail", ""));
+            // The tables of turns, calls, mail and watches are empty here.
+            let empty = ["turns", "tool_calls", "mail", "watches"];
+            let plan =
+                empty.iter().fold(plan, |plan, table| plan.replace(&format!("Seq Scan on {table}"), ""));
+            reads_no_table_as_a_whole(name, &plan);
         }
     }
 }
@@ -330,6 +349,21 @@ async fn rows_that_can_mean_nothing_are_refused() {
         "UPDATE idempotency_keys SET hash = '\\x00'",
     ];
     for update in impossible {
+        let error = sql.batch_execute(update).await.expect_err(update);
+        assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{update}: {error:?}");
+    }
+    let watch = "INSERT INTO watches (watcher, id, watched, kinds, cursor, expires_at) VALUES
+                 (gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{run.stopped}', 0, now() + interval '1 h')";
+    sql.batch_execute(watch).await.expect("a watch");
+    for update in [
+        "UPDATE agents SET wake_on = '{stranger}'",
+        "UPDATE agents SET wake_on = ARRAY[NULL]::text[]",
+        "UPDATE watches SET watched = watcher",
+        "UPDATE watches SET kinds = '{}'",
+        "UPDATE watches SET tool = repeat('x', 201)",
+        "UPDATE watches SET cursor = -1",
+        "UPDATE watches SET expires_at = created_at",
+    ] {
         let error = sql.batch_execute(update).await.expect_err(update);
         assert_eq!(error.code(), Some(&SqlState::CHECK_VIOLATION), "{update}: {error:?}");
     }

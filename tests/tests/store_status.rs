@@ -41,6 +41,11 @@ async fn fill(sql: &Client) {
          SELECT gen_random_uuid(), 'o' || n % {OWNERS}, 'helper', gen_random_uuid(), now(), '{{}}' FROM generate_series(1, 20000) n;
          INSERT INTO idempotency_keys (principal, key, hash, code, resource)
          SELECT 'p', n::text, decode(repeat('00', 32), 'hex'), 201, 'r' FROM generate_series(1, 20000) n;
+         INSERT INTO webhook_endpoints (name, url, secret_id, kinds, feed, xid, session_id, seq)
+         VALUES ('server', 'http://h', 'default', ARRAY['run.stopped'], gen_random_uuid(), '3', gen_random_uuid(), 0);
+         INSERT INTO webhook_deliveries (session_id, seq, endpoint, owner, agent, kind, body, at, state, last_error)
+         SELECT gen_random_uuid(), n, 'server', 'o', 'helper', 'run.stopped', '{{}}', now(), CASE WHEN n % 2 = 0 THEN 'dead' ELSE 'pending' END, 'x'
+         FROM generate_series(1, 50000) n;
          ANALYZE"
     ))
     .await
@@ -68,6 +73,7 @@ const GROWING: &[(&str, &str, &[&str])] = &[
     ("closed_sessions", "$o, 100000, 30", &["sessions_pkey", "sessions_by_owner"]),
     ("session", "'00000000-0000-7000-8000-000000000001'", &["sessions_pkey"]),
     ("session_calls", "'00000000-0000-7000-8000-000000000001'", &["tool_calls_pkey"]),
+    ("webhooks", "100000", &["webhook_deliveries_due"]),
     ("session_events", "'00000000-0000-7000-8000-000000000001', 10", &["events_default_session_id"]),
 ];
 
@@ -114,7 +120,7 @@ async fn no_section_of_the_report_reads_a_large_table_as_a_whole() {
     for owner in ["NULL", "'o7'"] {
         for (name, arguments, indexes) in GROWING {
             let plan = plan(&sql, name, &arguments.replace("$o", owner), "").await;
-            for table in ["runs", "sessions", "tool_calls", "events"] {
+            for table in ["runs", "sessions", "tool_calls", "events", "webhook_deliveries"] {
                 assert!(!plan.contains(&format!("Seq Scan on {table}")), "{name} of {owner}:\n{plan}");
             }
             assert!(indexes.iter().any(|index| plan.contains(index)), "{name} of {owner}:\n{plan}");
@@ -139,6 +145,7 @@ async fn what_is_counted_is_counted_to_a_bound() {
         ("deferred_groups", "NULL, 1000, 5"),
         ("closed_sessions", "NULL, 1000, 30"),
         ("retention", "NULL, 1000, 30"),
+        ("webhooks", "1000"),
         (
             "failures",
             "'18446744073709551615', 'ffffffff-ffff-ffff-ffff-ffffffffffff', 9223372036854775807, 1000, NULL",

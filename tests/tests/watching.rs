@@ -27,7 +27,7 @@ use serde_json::Value;
 const ADDED: [&str; 3] = ["job", "instance", "le"];
 
 /// Parts of the runbook that alerts may name.
-const SLUGS: [&str; 14] = [
+const SLUGS: [&str; 15] = [
     "queue-too-old",
     "no-worker",
     "leases-lost",
@@ -42,6 +42,7 @@ const SLUGS: [&str; 14] = [
     "database-unavailable",
     "scheduler-silent",
     "backlog-refused",
+    "webhooks-undelivered",
 ];
 
 fn root() -> PathBuf {

@@ -61,8 +61,18 @@ impl CallContext {
 
 /// The id of an agent's revision: the same for the same slug and revision, everywhere.
 pub fn agent_id(slug: &str, revision: &str) -> Uuid {
+    derived(["holdfast agent", slug, revision])
+}
+
+/// The idempotency key of a hook of a call: the same at every attempt, and another one than the call's and
+/// those of its other hooks. `place` tells the hooks of a call apart.
+pub fn hook_id(call: CallId, place: &str) -> CallId {
+    CallId(derived(["holdfast hook", &call.to_string(), place]))
+}
+
+fn derived(parts: [&str; 3]) -> Uuid {
     let mut hash = Sha256::new();
-    for part in ["holdfast agent", slug, revision] {
+    for part in parts {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }

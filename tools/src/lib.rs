@@ -2,8 +2,9 @@
 //!
 //! A tool is a program that answers two commands. `program describe` prints a JSON object that
 //! says what it is and which arguments it takes ([`ScriptInfo`]); `program run …` does the work and
-//! prints the result. [`load_agent`] reads an agent file and gathers its tools in a [`Toolbox`],
-//! which notices when programs are added, changed or removed.
+//! prints the result. [`load_agents`] reads agent files, and those of the agents that these call, and
+//! gathers the programs of each in a [`Toolbox`], which notices when programs are added, changed or
+//! removed.
 //!
 //! What a call promises:
 //!
@@ -23,8 +24,10 @@ mod capture;
 mod context;
 mod describe;
 mod group;
+mod hook;
 mod invocation;
 mod output;
+mod policy_file;
 mod process;
 mod progress;
 mod scan;
@@ -37,12 +40,15 @@ mod stragglers;
 mod stragglers;
 mod toolbox;
 
-pub use agent_file::{LoadError, LoadedAgent, MAX_AGENT_FILE, load_agent, load_dir};
-pub use context::{CallContext, agent_id};
+pub use agent_file::{
+    LoadError, LoadedAgent, MAX_AGENT_FILE, MAX_LEVELS, MAX_REACHED, load_agent, load_agents, offered,
+};
+pub use context::{CallContext, agent_id, hook_id};
 pub use describe::{
     Arity, DESCRIBE_TIMEOUT, DescribeError, EmptyResult, MAX_ARGS, MAX_DESCRIPTION, Mode, ScriptArg,
     ScriptInfo, describe,
 };
+pub use hook::{HookError, ask_program, ask_tool};
 pub use output::{MAX_MEDIA, MAX_OUTPUT, STDERR_TAIL};
 pub use process::{DRAIN_GRACE, STOP_TIME, StartError};
 pub use progress::{MAX_PROGRESS_LINE, PROGRESS_EVERY, Progress, ProgressFn, Stream};

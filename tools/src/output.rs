@@ -139,13 +139,18 @@ fn readable(bytes: &[u8]) -> (String, usize, usize) {
 
 /// How a program failed, and what it said last.
 pub(crate) fn failure_text(status: ExitStatus, finished: &Finished) -> String {
-    let mut text = match (status.code(), status.signal()) {
+    let mut text = ending(status);
+    add_streams(&mut text, finished);
+    text
+}
+
+/// How a program ended.
+pub(crate) fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("ended by signal {signal}{}", signal_name(signal)),
         (None, None) => "ended abnormally".to_owned(),
-    };
-    add_streams(&mut text, finished);
-    text
+    }
 }
 
 /// Adds the end of standard error, or of standard output if there is none.

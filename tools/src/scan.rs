@@ -13,12 +13,15 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 #[derive(Debug, Clone)]
 pub enum Source {
     /// Every executable file of a directory, not of those below it. Names that start with `.` or end
-    /// in `~` are passed over.
+    /// in `~` are passed over, and so are JSON objects, which may be marked executable but are agents or
+    /// data.
     Directory {
         /// The directory.
         path: PathBuf,
         /// Which of its programs are offered.
         filter: Filter,
+        /// Whether agents are found in it too, so that it isn't odd if it has no programs.
+        agents: bool,
     },
     /// One file.
     File(PathBuf),
@@ -52,7 +55,8 @@ impl Source {
         exclude: &[String],
     ) -> Result<Self, FilterError> {
         let include = include.map(|patterns| Ok((patterns.to_vec(), globs(patterns)?))).transpose()?;
-        Ok(Self::Directory { path, filter: Filter { include, exclude: globs(exclude)? } })
+        let filter = Filter { include, exclude: globs(exclude)? };
+        Ok(Self::Directory { path, filter, agents: false })
     }
 }
 
@@ -145,7 +149,7 @@ pub(crate) fn scan(sources: &[Source]) -> (Vec<Candidate>, Vec<String>) {
     for (index, source) in sources.iter().enumerate() {
         let paths = match source {
             Source::File(path) => vec![path.clone()],
-            Source::Directory { path, filter } => match list(path, filter) {
+            Source::Directory { path, filter, .. } => match list(path, filter) {
                 Ok(paths) => paths,
                 Err(error) => {
                     warnings.push(format!("tool directory {}: {error}", path.display()));
@@ -156,6 +160,7 @@ pub(crate) fn scan(sources: &[Source]) -> (Vec<Candidate>, Vec<String>) {
         let before = candidates.len();
         for path in paths {
             match candidate(&path, index) {
+                Ok(Some(_)) if matches!(source, Source::Directory { .. }) && is_json_object(&path) => {}
                 Ok(Some(_)) if !seen.insert(fs::canonicalize(&path).unwrap_or_else(|_| path.clone())) => {
                     warnings
                         .push(format!("tool {} is named more than once; it is offered once", path.display()));
@@ -168,7 +173,7 @@ pub(crate) fn scan(sources: &[Source]) -> (Vec<Candidate>, Vec<String>) {
                 Err(error) => warnings.push(format!("tool {}: {error}", path.display())),
             }
         }
-        if let Source::Directory { path, .. } = source
+        if let Source::Directory { path, agents: false, .. } = source
             && candidates.len() == before
         {
             warnings.push(format!("tool directory {} has no executable files to offer", path.display()));
@@ -181,7 +186,7 @@ pub(crate) fn scan(sources: &[Source]) -> (Vec<Candidate>, Vec<String>) {
 pub(crate) fn idle_filters(sources: &[Source], described: &[(usize, &str, &str)]) -> Vec<String> {
     let mut warnings = Vec::new();
     for (index, source) in sources.iter().enumerate() {
-        let Source::Directory { path, filter } = source else { continue };
+        let Source::Directory { path, filter, .. } = source else { continue };
         let own = described.iter().filter(|(source, ..)| *source == index);
         let names: HashSet<&str> = own.flat_map(|(_, file, slug)| [*file, *slug]).collect();
         for pattern in filter.idle_patterns(&names) {
@@ -202,6 +207,16 @@ fn list(directory: &Path, filter: &Filter) -> io::Result<Vec<PathBuf>> {
     }
     names.sort();
     Ok(names.into_iter().map(|name| directory.join(name)).collect())
+}
+
+/// Whether a file is named as JSON and starts as an object does, which no program does.
+fn is_json_object(path: &Path) -> bool {
+    if path.extension().is_none_or(|extension| extension != "json") {
+        return false;
+    }
+    let mut head = [0; 64];
+    let read = fs::File::open(path).and_then(|mut file| io::Read::read(&mut file, &mut head));
+    read.is_ok_and(|length| head[..length].trim_ascii_start().starts_with(b"{"))
 }
 
 fn candidate(path: &Path, source: usize) -> io::Result<Option<Candidate>> {

@@ -13,6 +13,7 @@ use std::{
 
 use futures::{FutureExt as _, StreamExt as _, stream};
 use holdfast_engine::{
+    builtin::Builtin,
     naming,
     tool::{Outcome, ToolSpec},
 };
@@ -45,6 +46,8 @@ pub struct Toolbox {
     /// Rises after what is on offer has changed.
     edition: AtomicU64,
     known: Mutex<Known>,
+    /// Names of tools that the agent has and that aren't programs.
+    others: Vec<String>,
 }
 
 #[derive(Clone)]
@@ -86,10 +89,17 @@ impl Toolbox {
             tools: RwLock::default(),
             edition: AtomicU64::new(0),
             known: Mutex::new(Known::default()),
+            others: Vec::new(),
         };
         // Told by whoever opens it.
         let warnings = toolbox.look().await.0.warnings;
         (toolbox, warnings)
+    }
+
+    /// The same toolbox of an agent that has other tools too, which it names where it names all.
+    #[must_use]
+    pub fn beside(self, builtins: &[Builtin]) -> Self {
+        Self { others: builtins.iter().map(|builtin| builtin.spec.name.clone()).collect(), ..self }
     }
 
     /// The tools on offer now, in load order.
@@ -214,12 +224,13 @@ impl Toolbox {
     fn unknown(&self, name: &str) -> String {
         let tools = self.current();
         let name: String = name.chars().take(naming::MAX_NAME).collect();
-        if tools.is_empty() {
+        let all = tools.iter().map(|tool| &tool.spec.name).chain(&self.others);
+        let mut names: Vec<&str> = all.map(String::as_str).collect();
+        if names.is_empty() {
             return format!("there is no tool {name:?}; this agent has no tools");
         }
-        let mut names: Vec<&str> =
-            tools.iter().take(NAMES_LISTED).map(|tool| tool.spec.name.as_str()).collect();
-        if tools.len() > NAMES_LISTED {
+        if names.len() > NAMES_LISTED {
+            names.truncate(NAMES_LISTED);
             names.push("…");
         }
         format!("there is no tool {name:?}; this agent has: {}", names.join(", "))
@@ -267,6 +278,7 @@ impl Default for Toolbox {
             tools: RwLock::default(),
             edition: AtomicU64::new(0),
             known: Mutex::default(),
+            others: Vec::new(),
         }
     }
 }

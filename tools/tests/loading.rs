@@ -6,7 +6,7 @@ use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use holdfast_engine::tool::Outcome;
 use holdfast_tools::{
-    DESCRIBES_AT_ONCE, LoadError, LoadedAgent, MAX_AGENT_FILE, Source, Toolbox, load_agent, load_dir,
+    DESCRIBES_AT_ONCE, LoadError, LoadedAgent, MAX_AGENT_FILE, Source, Toolbox, load_agent, load_agents,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -108,9 +108,9 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
     let inner = json!({"tag": "defer", "reason": "later", "raeson": "?"});
     let decorated = json!({"tag": "decorate", "inner": inner, "decorators":
         [{"tag": "withTimeout", "contents": 5, "unit": "hours"}]});
-    let file = agent(json!({"toolDirectory": "tools", "sulg": 1, "mcpServers": [], "extraAgents": {},
-        "asyncYieldStrategy": {"tag": "x"}, "parameters": null,
-        "toolCallPolicyConfig": {"default": {"tag": "runSync", "reason": "none"}, "wrappers": [], "rules":
+    let file = agent(json!({"toolDirectory": "tools", "sulg": 1, "mcpServers": {}, "extraAgents": null,
+        "asyncYieldStrategy": "yieldOnAnyProgress", "parameters": null,
+        "toolCallPolicyConfig": {"default": {"tag": "runSync", "reason": "none"}, "wrapers": [], "rules":
             [{"tool": "bash_sam?", "disposition": {"tag": "runSync"}, "note": "?"},
              {"tool": "bash_odd*", "disposition": decorated},
              {"tool": "odd", "disposition": {"tag": "runSync"}}]},
@@ -133,12 +133,12 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
     assert_eq!(names(&loaded), ["bash_same", "bash_same_2", "bash_odd"]);
     for parts in [
         &["\"sulg\"", "unknown"][..],
-        &["\"asyncYieldStrategy\"", "not supported yet"],
+        &["asyncYieldStrategy has no effect while executionMode"],
         &["\"reason\" of toolCallPolicyConfig.default is unknown"],
         &["\"raeson\" of toolCallPolicyConfig.rules[1].disposition.inner is unknown"],
         &["\"unit\" of toolCallPolicyConfig.rules[1].disposition.decorators[0] is unknown"],
         &["toolCallPolicyConfig.rules[2]: \"odd\" matches no tool"],
-        &["\"wrappers\"", "toolCallPolicyConfig"],
+        &["\"wrapers\"", "toolCallPolicyConfig"],
         &["\"note\"", "rules[0]"],
         &["\"BasenameFilter\"", "bashToolboxes[0]"],
         &["empty has no executable files"],
@@ -167,6 +167,13 @@ async fn unusable_files_are_errors_that_name_them() {
     let glob = json!({"bashToolboxes": [{"tag": "FileSystemDirectory", "contents": {"Path": "t", "Exclude": ["a["]}}]});
     let message = refused(&agent(glob)).await;
     assert!(message.contains("bashToolboxes[0]") && message.contains("a["), "{message}");
+    let rate = json!({"tag": "rateLimit", "perMinute": 0});
+    let wrapper = json!({"toolCallPolicyConfig": {"wrappers": [{"decorators": [rate]}]}});
+    let message = refused(&agent(wrapper)).await;
+    assert!(
+        message.contains("wrapper 0, decorator 0 (rateLimit): perMinute must be 1 to 60000"),
+        "{message}"
+    );
     let long = agent(json!({"announce": "x".repeat(usize::try_from(MAX_AGENT_FILE).expect("small"))}));
     let message = refused(&long).await;
     assert!(message.contains("too many for an agent file"), "{message}");
@@ -185,7 +192,7 @@ async fn what_an_agent_cannot_do_without_is_refused_until_it_is_supported() {
         assert!(error.to_string().contains("agent.json") && error.to_string().contains(field), "{error}");
         field.clone()
     };
-    for field in ["builtinToolboxes", "extraAgents", "mcpServers", "parameters"] {
+    for field in ["mcpServers", "parameters"] {
         let file = agent(json!({"toolDirectory": "tools", field: [{}]}));
         assert_eq!(refused(&file).await, field);
         let tagged = json!({"tag": "OpenAIAgentDescription", "contents": file});
@@ -196,6 +203,15 @@ async fn what_an_agent_cannot_do_without_is_refused_until_it_is_supported() {
         {"tag": "SingleTool", "contents": {"Path": "tools/a", "Bindings": []}},
         {"tag": "FileSystemDirectory", "contents": bound}]}));
     assert_eq!(refused(&file).await, "bashToolboxes[1].Bindings");
+    for (field, value) in
+        [("with", json!({"who": "me"})), ("narrowable", json!(false)), ("bindings", json!([{"tool": "x"}]))]
+    {
+        let mut helpers =
+            json!([{"slug": "a", "path": "agent.json", "with": {}, "bindings": []}, {"slug": "a"}]);
+        helpers[1][field] = value;
+        let file = agent(json!({"toolDirectory": "tools", "extraAgents": helpers}));
+        assert_eq!(refused(&file).await, format!("extraAgents[1].{field}"));
+    }
 }
 
 #[tokio::test]
@@ -208,11 +224,11 @@ async fn a_directory_of_agents_is_read_in_order() {
     put("a.json", "two");
     put(".c.json", "three");
     put("d.txt", "four");
-    let slugs: Vec<String> =
-        load_dir(directory.path()).await.expect("loads").into_iter().map(|a| a.agent.slug).collect();
+    let dir = async || load_agents(&[], &[directory.path().to_owned()]).await;
+    let slugs: Vec<String> = dir().await.expect("loads").into_iter().map(|a| a.agent.slug).collect();
     assert_eq!(slugs, ["two", "one"]);
     put("e.json", "one");
-    let error = load_dir(directory.path()).await.expect_err("two of a slug");
+    let error = dir().await.expect_err("two of a slug");
     assert!(matches!(&error, LoadError::SameSlug { slug, .. } if slug == "one"), "{error}");
 }
 

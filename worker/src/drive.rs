@@ -1,24 +1,26 @@
 //! One lease, driven: load, decide, effect, decide, commit, until the run has ended.
 
+mod effects;
+
 use std::{collections::HashSet, sync::Arc};
 
-use chrono::Utc;
+use chrono::{DateTime, Utc};
+use futures::future::BoxFuture;
 use holdfast_engine::{
     agent::Agent,
-    content::{Blob, Digest},
-    decide::{self, Context, Decision, Mode, Next, Run, Start},
-    ids::{CallId, MailId},
-    mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
+    content::{Blob, Digest, Payload, ToolResult},
+    decide::{self, Context, Mode, Next, Run, Spawn},
+    ids::{CallId, SessionId},
+    mail::{Envelope, Settled},
     model::ModelAnswer,
-    session::{CallState, Event, Hold, Illegal, Session, Status},
+    session::{CallState, Event, Hold, Illegal, Session, Status, Stop},
     turn::{Turn, TurnBody},
 };
 use holdfast_store::{
     StoreError,
-    commit::{Commit, Outcome, RunAfter},
+    commit::{Commit, Outcome, RunAfter, end_of_child},
     letters::Letter,
     load::{self, Loaded},
-    plant::{self, Mistake},
 };
 use tokio::time::{Duration, Instant};
 use tracing::Instrument;
@@ -26,10 +28,11 @@ use uuid::Uuid;
 
 use crate::{
     MAX_TAKEOVERS, Shared,
-    calls::{Ended, Running, Scope},
+    calls::Running,
+    clock::Clock,
     held::Slot,
     metrics,
-    request::{self, Fetched, Unanswered},
+    request::{Fetched, Unanswered},
     roster::Member,
 };
 
@@ -59,6 +62,13 @@ pub(crate) enum Gone {
     Illegal(#[from] Illegal),
 }
 
+/// A model request under way.
+struct Asking {
+    /// How long the session was when it was sent.
+    length: i64,
+    answer: BoxFuture<'static, Result<ModelAnswer, Unanswered>>,
+}
+
 /// A run as its task holds it.
 struct Driver<'a> {
     shared: &'a Arc<Shared>,
@@ -66,7 +76,7 @@ struct Driver<'a> {
     member: &'a Member,
     agent: Arc<Agent>,
     owner: String,
-    parent: Option<(holdfast_engine::ids::SessionId, CallId)>,
+    parent: Option<(SessionId, CallId)>,
     session: Session,
     inbox: Vec<Envelope>,
     run: Run,
@@ -74,9 +84,15 @@ struct Driver<'a> {
     before: Status,
     happened: Vec<Event>,
     blobs: Vec<Blob>,
+    spawns: Vec<Spawn>,
+    dismissed: Vec<SessionId>,
     /// Blobs that this run has stored: the prompt and the tools stand in every user turn.
     stored: HashSet<Digest>,
     running: Running,
+    asking: Option<Asking>,
+    /// When to decide again at the latest.
+    until: Option<DateTime<Utc>>,
+    clock: Clock,
     fetched: Fetched,
 }
 
@@ -91,9 +107,10 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
     let began = Instant::now();
     let loaded = load_session(shared, slot).instrument(tracing::info_span!("load")).await?;
     metrics::loaded(began.elapsed());
-    let Loaded { session, owner, parent, inbox, mode, .. } = loaded;
+    let Loaded { session, owner, parent, inbox, mode, read_at, .. } = loaded;
+    let clock = Clock::by(read_at);
     let before = session.status;
-    let run = Run { mode: mode.unwrap_or(slot.lease.mode), steps: 0 };
+    let run = Run { mode: mode.unwrap_or(slot.lease.mode), steps: 0, asking: false };
     let mut driver = Driver {
         shared,
         slot,
@@ -107,11 +124,16 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         before,
         happened: Vec::new(),
         blobs: Vec::new(),
+        spawns: Vec::new(),
+        dismissed: Vec::new(),
         stored: HashSet::new(),
         running: Running::default(),
+        asking: None,
+        until: None,
+        clock,
         fetched: Fetched::default(),
     };
-    driver.happened = decide::recover(&mut driver.session, Utc::now())?;
+    driver.happened = decide::recover(&mut driver.session, clock.now())?;
     driver.go().await
 }
 
@@ -140,7 +162,7 @@ impl Driver<'_> {
         loop {
             self.agent = self.member.agent();
             if self.shared.draining.is_cancelled() {
-                if self.running.is_empty() {
+                if self.idle() {
                     return self.leave().await;
                 }
                 // What runs comes home; nothing else begins.
@@ -148,22 +170,20 @@ impl Driver<'_> {
             }
             let next = self.decide()?;
             self.shared.store.at("decide.done").await;
-            let session = &self.session;
-            self.running
-                .keep(|call| session.call(call).is_some_and(|call| call.state == CallState::Running))
-                .await;
+            self.end_unwanted().await;
             let ended = match next {
                 Next::Stop(status) => {
                     let (status, detail) = self.verdict(status);
                     self.store(RunAfter::End { status, detail }).await?.then_some(status)
                 }
-                Next::Await(wait) => {
-                    let park = RunAfter::Park { on: format!("{wait:?}"), until: None };
+                Next::Park(on) => {
+                    let park = RunAfter::Park { on: on.to_owned(), until: self.until };
                     self.store(park).await?.then_some(Status::Running)
                 }
                 Next::AskModel => self.ask().await?,
+                Next::RunCalls(starts) if starts.is_empty() => self.wait().await?,
                 Next::RunCalls(starts) => {
-                    self.run_calls(starts).await?;
+                    self.begin(starts).await?;
                     None
                 }
             };
@@ -171,6 +191,22 @@ impl Driver<'_> {
                 return Ok(status);
             }
         }
+    }
+
+    /// Whether nothing is under way here.
+    fn idle(&self) -> bool {
+        self.running.is_empty() && self.asking.is_none()
+    }
+
+    /// Ends effects whose outcome nobody waits for any more.
+    async fn end_unwanted(&mut self) {
+        let session = &self.session;
+        self.asking = self.asking.take().filter(|asking| {
+            asking.length == session.length() && session.owed() && session.stop != Some(Stop::Cancelled)
+        });
+        self.running
+            .keep(|call| session.call(call).is_some_and(|call| call.state == CallState::Running))
+            .await;
     }
 
     /// Stores what happened, if anything did; the run goes on.
@@ -188,24 +224,37 @@ impl Driver<'_> {
     }
 
     fn decide(&mut self) -> Result<Next, Gone> {
+        let inbox = std::mem::take(&mut self.inbox);
+        let run = Run { asking: self.asking.is_some(), ..self.run };
+        let progress = |call| self.running.progress(call);
         let mut context = Context {
             agent: &self.agent,
-            inbox: &self.inbox,
-            run: self.run,
-            now: Utc::now(),
+            inbox: &inbox,
+            run,
+            now: self.clock.now(),
             fresh: &mut Uuid::now_v7,
             fresh_token: &mut Uuid::new_v4,
+            progress: &progress,
         };
-        let Decision { events, blobs, next } = decide::decide(&mut self.session, &mut context)?;
-        self.inbox.clear();
-        self.happened.extend(events);
-        for blob in blobs {
+        let decided = decide::decide(&mut self.session, &mut context)?;
+        self.happened.extend(decided.events);
+        for blob in decided.blobs {
             let known = self.stored.contains(&blob.digest);
             if !known && !self.blobs.iter().any(|other| other.digest == blob.digest) {
                 self.blobs.push(blob);
             }
         }
-        Ok(next)
+        self.spawns.extend(decided.spawns);
+        for child in decided.dismissed {
+            // A child that was never started needn't be told to stop.
+            let there = self.spawns.len();
+            self.spawns.retain(|new| new.id != child);
+            if self.spawns.len() == there {
+                self.dismissed.push(child);
+            }
+        }
+        self.until = decided.until;
+        Ok(decided.next)
     }
 
     /// A run that only folded mail leaves a failed session failed: nothing has been tried since.
@@ -220,6 +269,9 @@ impl Driver<'_> {
     /// Stores what happened since the last commit. Returns whether the run is released.
     async fn store(&mut self, run: RunAfter) -> Result<bool, Gone> {
         let to_parent = self.letter_to_parent(&run);
+        if let Some((_, _, blob)) = &to_parent {
+            self.blobs.extend(blob.clone());
+        }
         let work = Commit {
             id: Uuid::now_v7(),
             epoch: self.slot.lease.epoch,
@@ -229,7 +281,9 @@ impl Driver<'_> {
             happened: std::mem::take(&mut self.happened),
             blobs: std::mem::take(&mut self.blobs),
             run,
-            to_parent,
+            to_parent: to_parent.map(|(parent, letter, _)| (parent, letter)),
+            spawns: std::mem::take(&mut self.spawns),
+            dismissed: std::mem::take(&mut self.dismissed),
         };
         let began = Instant::now();
         self.shared.store.at("commit.before").await;
@@ -276,202 +330,34 @@ impl Driver<'_> {
         }
     }
 
-    /// Before an effect: what led to it is stored, the lease stands, and nobody wants to leave.
-    async fn ready(&mut self) -> Result<(), Gone> {
-        self.keep().await?;
-        if self.shared.draining.is_cancelled() {
-            return Err(Gone::Leaving);
-        }
-        if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
-    }
-
-    async fn ask(&mut self) -> Result<Option<Status>, Gone> {
-        self.ready().await?;
-        if !self.inbox.is_empty() {
-            // Mail came with the commit: it is considered first, and may be an order to stop.
-            return Ok(None);
-        }
-        let mut known = self.session.cursor;
-        let answer = {
-            let asking =
-                request::ask(self.shared, &self.owner, &self.agent, &self.session, &mut self.fetched);
-            tokio::pin!(asking);
-            loop {
-                tokio::select! {
-                    answer = &mut asking => break Some(answer),
-                    () = self.shared.ending.cancelled() => return Err(Gone::Leaving),
-                    // While the database is away the request goes on.
-                    (mail, mode) = news(self.shared, self.slot, &self.session, known) => {
-                        known = mail.last().map_or(known, |letter| letter.seq).max(self.slot.standing.borrow().wake_seq);
-                        if mail.iter().any(stops) {
-                            self.inbox = mail;
-                            self.run.mode = mode.unwrap_or(self.run.mode);
-                            break None;
-                        }
-                    }
-                }
-            }
-        };
-        match answer {
-            None => Ok(None),
-            Some(Ok(answer)) => {
-                let event = self.answered(answer);
-                self.happen(event)?;
-                self.run.steps += 1;
-                if self.slot.standing.borrow().wake_seq > self.session.cursor {
-                    self.fetch_mail().await?;
-                }
-                Ok(None)
-            }
-            Some(Err(Unanswered::Store(error))) if error.is_unavailable() => {
-                tokio::time::sleep(LOAD_PAUSE).await;
-                Ok(None)
-            }
-            Some(Err(Unanswered::Store(error))) => Err(error.into()),
-            Some(Err(Unanswered::Failed(detail))) => {
-                tracing::warn!(kind = "run.failed", session_id = %self.session.id, detail, "the model gave no answer");
-                let status = Status::Failed;
-                Ok(self.store(RunAfter::End { status, detail: Some(detail) }).await?.then_some(status))
-            }
-        }
-    }
-
-    fn answered(&self, answer: ModelAnswer) -> Event {
-        let mut context = Context {
-            agent: &self.agent,
-            inbox: &[],
-            run: self.run,
-            now: Utc::now(),
-            fresh: &mut Uuid::now_v7,
-            fresh_token: &mut Uuid::new_v4,
-        };
-        decide::answered(&self.session, &mut context, answer)
-    }
-
-    async fn run_calls(&mut self, starts: Vec<Start>) -> Result<(), Gone> {
-        self.ready_for(&starts).await?;
-        if !self.inbox.is_empty() && starts.is_empty() {
-            return Ok(());
-        }
-        let scope = Scope {
-            store: self.shared.store.clone(),
-            session: self.session.id,
-            slug: self.agent.slug.clone(),
-            revision: self.agent.revision.clone(),
-            toolbox: Arc::clone(&self.member.toolbox),
-            traceparent: self.slot.lease.traceparent.clone(),
-            session_json: self.session_json(),
-        };
-        for start in starts {
-            self.running.start(&scope, start);
-        }
-        if !self.inbox.is_empty() {
-            return Ok(());
-        }
-        let ended = tokio::select! {
-            ended = self.running.next() => ended,
-            () = self.shared.ending.cancelled() => {
-                self.running.keep(|_| false).await;
-                return Err(Gone::Leaving);
-            }
-            (mail, mode) = news(self.shared, self.slot, &self.session, self.session.cursor) => {
-                self.inbox = mail;
-                self.run.mode = mode.unwrap_or(self.run.mode);
-                return Ok(());
-            }
-        };
-        self.shared.store.at("tools.done").await;
-        for Ended { call, settled, blob } in ended {
-            // An order may have ended it meanwhile.
-            if self.session.call(call).is_none_or(|call| call.state != CallState::Running) {
-                continue;
-            }
-            let event = decide::finished(&self.session, call, settled, Utc::now());
-            self.happen(event)?;
-            self.blobs.extend(blob);
-        }
-        if !self.session.busy() {
-            self.run.steps += 1;
-        }
-        Ok(())
-    }
-
-    /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
-    /// before anything was started: whoever claims the run next recovers them.
-    async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
-        if starts.is_empty() || !plant::made(Mistake::EffectBeforeCommit) {
-            self.keep().await?;
-        }
-        if !starts.is_empty() {
-            self.shared.store.at("tools.before").await;
-        }
-        if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
-    }
-
     fn happen(&mut self, event: Event) -> Result<(), Gone> {
         self.session.apply(&event)?;
         self.happened.push(event);
         Ok(())
     }
 
-    /// The whole session for `AGENT_SESSION_JSON`, where the agent asks for it.
-    fn session_json(&self) -> Option<String> {
-        self.agent.session_json.then(|| {
-            let turns: Vec<serde_json::Value> = self
-                .session
-                .turns
-                .iter()
-                .rev()
-                .map(|turn| {
-                    let contents = turn.body.to_json().ok().and_then(|text| serde_json::from_str(&text).ok());
-                    let contents: serde_json::Value = contents.unwrap_or_default();
-                    serde_json::json!({"id": turn.id, "tag": turn.body.tag(), "contents": contents, "at": turn.at})
-                })
-                .collect();
-            serde_json::json!({"sessionId": self.session.id, "sessionVersion": 2, "turns": turns}).to_string()
-        })
-    }
-
-    /// What tells the parent that this session, its child, has ended.
-    fn letter_to_parent(&self, run: &RunAfter) -> Option<(holdfast_engine::ids::SessionId, Letter)> {
+    /// What tells the parent that this session, its child, has ended, and the blob that it names.
+    fn letter_to_parent(&self, run: &RunAfter) -> Option<(SessionId, Letter, Option<Blob>)> {
         let (parent, call) = self.parent?;
-        let settled = match run {
-            RunAfter::End { status: Status::Idle, .. } => {
+        let RunAfter::End { status, detail } = run else { return None };
+        let (settled, blob) = match status {
+            _ if self.session.stop == Some(Stop::Cancelled) => {
+                let message =
+                    "cancelled: the session that worked on this call was stopped by order.".to_owned();
+                (Settled::Cancelled { message }, None)
+            }
+            Status::Idle => {
                 let text = match self.session.head() {
                     Some(Turn { body: TurnBody::Llm(llm), .. }) => llm.text.clone().unwrap_or_default(),
                     _ => String::new(),
                 };
-                let result = holdfast_engine::content::ToolResult::text(text);
-                Settled::Completed { result: holdfast_engine::content::Payload::Inline(result) }
+                let (result, blob) = Payload::pack(ToolResult::text(text));
+                (Settled::Completed { result }, blob)
             }
-            RunAfter::End { status: Status::Failed, detail } => {
-                Settled::Failed { message: detail.clone().unwrap_or_default() }
-            }
+            Status::Failed => (Settled::Failed { message: detail.clone()? }, None),
             _ => return None,
         };
-        let letter = Letter {
-            id: MailId(self.session.id.0),
-            from: Sender::Session { session_id: self.session.id, agent: Some(self.agent.slug.clone()) },
-            priority: Priority::Normal,
-            hops: 0,
-            body: MailBody::ToolCallFinished { tool_call_id: call, settled },
-        };
-        Some((parent, letter))
+        let letter = end_of_child(self.session.id, Some(self.agent.slug.clone()), call, settled);
+        Some((parent, letter, blob))
     }
-}
-
-/// Waits for mail above `known` that wakes the run, and fetches all that hasn't been considered. Dropping
-/// it loses nothing, so an effect under way is polled beside it.
-async fn news(shared: &Shared, slot: &Slot, session: &Session, known: i64) -> (Vec<Envelope>, Option<Mode>) {
-    slot.woken(known).await;
-    loop {
-        match load::mail_above(&shared.store, session.id, session.cursor).await {
-            Ok(news) => return news,
-            Err(_) => tokio::time::sleep(LOAD_PAUSE).await,
-        }
-    }
-}
-
-fn stops(letter: &Envelope) -> bool {
-    matches!(letter.body, MailBody::Control { message: Control::StopRun })
 }

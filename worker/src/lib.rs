@@ -8,15 +8,19 @@ pub mod alone;
 mod calls;
 pub mod cause;
 mod claims;
+mod clock;
 mod drive;
 mod heartbeat;
 mod held;
 mod lease;
 mod metrics;
 pub mod model;
+mod progress;
 mod request;
 mod roster;
+mod system;
 mod trace;
+mod wrap;
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,6 +39,7 @@ use crate::{
     claims::Claims,
     held::Held,
     model::{ApiKeys, HttpModelClient, ModelClient, ModelError},
+    progress::Teller,
     roster::Roster,
 };
 
@@ -95,6 +100,7 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) committer: Committer,
     pub(crate) loader: Loader,
+    pub(crate) teller: Teller,
     pub(crate) roster: Roster,
     pub(crate) keys: ApiKeys,
     pub(crate) model: Arc<dyn ModelClient>,
@@ -124,6 +130,7 @@ impl Shared {
             id: WorkerId(Uuid::now_v7()),
             committer: Committer::start(store.clone()),
             loader: Loader::start(store.clone()),
+            teller: Teller::start(store.clone()),
             store,
             roster: Roster::new(config.agents),
             keys: config.keys,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use holdfast_engine::{content::Usage, mail::Settled};
+use holdfast_engine::content::Usage;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
     core::{Collector, Desc},
@@ -43,6 +43,37 @@ pub(crate) enum Beat {
     TimedOut,
 }
 
+/// What wrappers of calls do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wrap {
+    CacheHit,
+    CacheMiss,
+    RateWaited,
+    RateRefused,
+    Retried,
+    TimedOut,
+    Truncated,
+    HookDenied,
+    HookDeferred,
+    HookAnswered,
+    HookFailed,
+}
+
+/// Their words, in the same order.
+const WRAPS: [&str; 11] = [
+    "cache_hit",
+    "cache_miss",
+    "rate_waited",
+    "rate_refused",
+    "retried",
+    "timed_out",
+    "truncated",
+    "hook_denied",
+    "hook_deferred",
+    "hook_answered",
+    "hook_failed",
+];
+
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 struct Metrics {
@@ -66,6 +97,7 @@ struct Metrics {
     tokens: IntCounterVec,
     calls: IntCounterVec,
     call: Histogram,
+    wraps: [IntCounter; 11],
 }
 
 impl Metrics {
@@ -85,6 +117,7 @@ impl Metrics {
         for word in ["completed", "failed", "cancelled"] {
             calls.with_label_values(&[word]);
         }
+        let wraps = counters("holdfast_tool_wrappers_total", "What wrappers of tool calls did.", "event");
         Self {
             claimed: counter("holdfast_runs_claimed_total", "Runs claimed."),
             taken_over: counter("holdfast_takeovers_total", "Runs taken over from expired leases."),
@@ -118,6 +151,7 @@ impl Metrics {
             )),
             calls,
             call: long_histogram("holdfast_tool_call_seconds", "Duration of tool calls."),
+            wraps: WRAPS.map(|word| wraps.with_label_values(&[word])),
         }
     }
 }
@@ -277,15 +311,18 @@ pub(crate) fn tokens(model: &str, usage: Usage) {
     }
 }
 
-pub(crate) fn called(settled: &Settled, took: Duration) {
-    METRICS.calls.with_label_values(&[settled.word()]).inc();
+/// A call has ended; `outcome` is `completed`, `failed` or `cancelled`.
+pub(crate) fn called(outcome: &str, took: Duration) {
+    METRICS.calls.with_label_values(&[outcome]).inc();
     METRICS.call.observe(took.as_secs_f64());
+}
+
+pub(crate) fn wrapped(what: Wrap) {
+    METRICS.wraps[what as usize].inc();
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_engine::content::{Payload, ToolResult};
-
     use super::*;
 
     fn exposed() -> String {
@@ -305,6 +342,7 @@ mod tests {
             r#"holdfast_model_tokens_total{kind="cached",model="m"} 0"#,
             r#"holdfast_model_failures_total{class="rate_limited"} 0"#,
             r#"holdfast_runs_ended_total{outcome="poison"} 0"#,
+            r#"holdfast_tool_wrappers_total{event="hook_failed"} 0"#,
             "holdfast_leases_lost_total 0",
         ] {
             assert!(before.contains(wanted), "{wanted} is missing from\n{before}");
@@ -314,8 +352,9 @@ mod tests {
         ended("idle", Duration::from_millis(1));
         beat(Beat::TimedOut, Duration::from_millis(1));
         tokens("m", Usage { input_tokens: 3, ..Usage::default() });
-        let result = Payload::Inline(ToolResult::text("x".to_owned()));
-        called(&Settled::Completed { result }, Duration::from_millis(1));
+        called("completed", Duration::from_millis(1));
+        wrapped(Wrap::HookFailed);
+        wrapped(Wrap::CacheHit);
         let after = exposed();
         for wanted in [
             "holdfast_runs_claimed_total 2",
@@ -325,6 +364,9 @@ mod tests {
             r#"holdfast_heartbeats_total{outcome="renewed"} 0"#,
             r#"holdfast_model_tokens_total{kind="input",model="m"} 3"#,
             r#"holdfast_tool_calls_total{outcome="completed"} 1"#,
+            r#"holdfast_tool_wrappers_total{event="hook_failed"} 1"#,
+            r#"holdfast_tool_wrappers_total{event="cache_hit"} 1"#,
+            r#"holdfast_tool_wrappers_total{event="cache_miss"} 0"#,
         ] {
             assert!(after.contains(wanted), "{wanted} is missing from\n{after}");
         }

@@ -9,7 +9,12 @@ use std::{
 };
 
 use holdfast_engine::{
-    agent::Agent, content::Digest, ids::SessionId, model::ModelAnswer, session::Session, transcript,
+    agent::Agent,
+    content::Digest,
+    ids::SessionId,
+    model::{ModelAnswer, ModelRequest},
+    session::Session,
+    transcript,
 };
 use holdfast_store::{StoreError, load, notify::Channel};
 use serde_json::json;
@@ -37,42 +42,45 @@ impl Fetched {
     }
 }
 
-/// Why there is no answer.
+/// Why there is no answer, for a person: the run ends as failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
-    /// The store has no request to give.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The run ends as failed, with this for a person.
-    #[error("{0}")]
-    Failed(String),
-}
+#[error("{0}")]
+pub(crate) struct Unanswered(pub(crate) String);
 
-/// Asks the model for its answer to the session's newest user turn.
-pub(crate) async fn ask(
+/// Builds the request for the session's newest user turn.
+pub(crate) async fn build(
     shared: &Shared,
     owner: &str,
     agent: &Agent,
     session: &Session,
     fetched: &mut Fetched,
-) -> Result<ModelAnswer, Unanswered> {
+) -> Result<ModelRequest, StoreError> {
     let limit = agent.context_tokens;
     let needs = transcript::needs_after(session, limit, &mut fetched.rendered);
     fetched.bring(shared, owner, &needs).await?;
-    let request = transcript::request_after(session, limit, &fetched.blobs, &mut fetched.rendered)
-        .map_err(StoreError::from)?;
+    Ok(transcript::request_after(session, limit, &fetched.blobs, &mut fetched.rendered)?)
+}
+
+/// Asks the model. `position` is that of the turn that its answer will be.
+pub(crate) async fn ask(
+    shared: Arc<Shared>,
+    agent: Arc<Agent>,
+    session: SessionId,
+    position: i64,
+    request: ModelRequest,
+) -> Result<ModelAnswer, Unanswered> {
     let key = match agent.api_key_id.as_str() {
         "" => None,
         id => Some(shared.keys.get(id).ok_or_else(|| {
-            Unanswered::Failed(format!(
+            Unanswered(format!(
                 "no API key {id:?} is configured on this worker; add it to the keys file and resume"
             ))
         })?),
     };
-    let (position, sent) = (session.length() + 1, AtomicU64::new(0));
+    let sent = AtomicU64::new(0);
     let deltas = |text: &str| {
         let index = sent.fetch_add(1, Ordering::Relaxed);
-        stream(shared, session.id, position, index, text);
+        stream(&shared, session, position, index, text);
     };
     let deltas: Option<&(dyn Fn(&str) + Send + Sync)> =
         if shared.stream_tokens { Some(&deltas) } else { None };
@@ -110,7 +118,7 @@ pub(crate) async fn ask(
             metrics::asked(&agent.target.model, error.code(), began.elapsed());
             metrics::attempt_failed(error.class());
             trace::failed(&span, error.code());
-            Err(Unanswered::Failed(error.to_string()))
+            Err(Unanswered(error.to_string()))
         }
     }
 }

@@ -183,7 +183,10 @@ async fn three_calls_become_one_answer() {
     let mut heard = deltas.subscribe();
     let store = Store::new(db, Some(notifier));
     let loaded = holdfast_tools::load_agent(&agent).await.unwrap();
-    holdfast_store::agents::record(&store, "demo", &loaded.agent.revision, "{}").await.unwrap();
+    let (slug, revision) = ("demo", loaded.agent.revision.as_str());
+    let record =
+        holdfast_store::agents::Record { slug, revision, descriptor: "{}", waking: &loaded.agent.waking };
+    holdfast_store::agents::record(&store, &record).await.unwrap();
 
     let model = Arc::new(Scripted::default());
     let stop = CancellationToken::new();
@@ -214,6 +217,7 @@ async fn three_calls_become_one_answer() {
                 id: MailId(Uuid::now_v7()),
                 query: Payload::Inline(Query { text: "fetch it all".to_owned(), media: Vec::new() }),
                 blobs: Vec::new(),
+                interrupt: false,
             }),
             run: Mode::UntilBlocked,
         };

@@ -24,6 +24,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/sessions", &["get", "post"]),
     ("/v1/sessions/{id}", &["delete", "get"]),
     ("/v1/sessions/{id}/cancel", &["post"]),
+    ("/v1/sessions/{id}/cancel-attached", &["post"]),
     ("/v1/sessions/{id}/events", &["get"]),
     ("/v1/sessions/{id}/mail", &["get", "post"]),
     ("/v1/sessions/{id}/messages", &["post"]),

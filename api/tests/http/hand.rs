@@ -96,7 +96,7 @@ pub(crate) async fn claim(store: &Store) -> Held {
     Held {
         store: store.clone(),
         agent: agent(),
-        run: Run { mode: lease.mode, steps: 0 },
+        run: Run { mode: lease.mode, steps: 0, asking: false },
         lease,
         session: loaded.session,
         inbox: loaded.inbox,
@@ -133,7 +133,7 @@ impl Held {
                     self.run.steps += 1;
                     continue;
                 }
-                Next::Await(wait) => panic!("nothing here is awaited: {wait:?}"),
+                Next::Park(on) => panic!("nothing here is waited for: {on}"),
                 Next::Stop(status) => RunAfter::End { status, detail: None },
             };
             if self.commit(after).await {
@@ -164,6 +164,7 @@ impl Held {
             now: Utc::now(),
             fresh: &mut Uuid::now_v7,
             fresh_token: &mut Uuid::new_v4,
+            progress: &|_| Vec::new(),
         };
         let decision = decide::decide(&mut self.session, &mut context).expect("a legal decision");
         self.happened.extend(decision.events);
@@ -179,6 +180,7 @@ impl Held {
             now: Utc::now(),
             fresh: &mut Uuid::now_v7,
             fresh_token: &mut Uuid::new_v4,
+            progress: &|_| Vec::new(),
         };
         let event = decide::answered(&self.session, &mut context, answer);
         self.happen(event);
@@ -205,6 +207,8 @@ impl Held {
             blobs: std::mem::take(&mut self.blobs),
             run,
             to_parent: None,
+            spawns: Vec::new(),
+            dismissed: Vec::new(),
         };
         match commit::commit(&self.store, &work, Instant::now() + PATIENCE).await.expect("a commit") {
             Outcome::Stored { version, released, wake_seq, mode } => {

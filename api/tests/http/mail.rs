@@ -1,12 +1,14 @@
 //! The mailbox.
 
 use axum::http::StatusCode;
+use holdfast_engine::waking::{WakeClass, Waking};
+use holdfast_store::agents::{self, Record};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
     hand::{calls, claim, drive, says},
-    support::Node,
+    support::{AGENT, Node},
 };
 
 #[tokio::test]
@@ -153,4 +155,72 @@ async fn a_page_of_mail_is_bounded_by_what_stands_in_it() {
         format!("UPDATE mail SET body = replace(body, 'xxxx', 'xxxxxxxxxxxx') WHERE session_id = '{id}'");
     client.batch_execute(&more).await.expect("grown");
     assert_eq!(count().await, Some(1), "one letter always does");
+}
+
+/// Records the agent anew, with other terms for its mail.
+async fn waking(node: &Node, wake_on: Vec<WakeClass>, resume_on_any_mail: bool) {
+    let waking = Waking { wake_on, resume_on_any_mail };
+    let agent = Record { slug: AGENT, revision: "r1", descriptor: "{}", waking: &waking };
+    agents::record(&node.store, &agent).await.expect("recorded");
+}
+
+#[tokio::test]
+async fn agents_decide_whether_what_clients_say_starts_a_run() {
+    let node = Node::new().await;
+    let letters = [
+        json!({"body": {"tag": "userMessage", "query": "hello"}}),
+        json!({"body": {"tag": "agentMessage", "text": "hello"}}),
+    ];
+    let others = vec![WakeClass::Tool, WakeClass::Parent, WakeClass::Child, WakeClass::Peer];
+    for (classes, status) in [(others, "ready"), (vec![WakeClass::User], "running")] {
+        waking(&node, classes, false).await;
+        for letter in &letters {
+            let id = node.create(json!({})).await;
+            let reply = node.post(&format!("/v1/sessions/{id}/mail"), letter.clone()).await;
+            assert_eq!(reply.status, StatusCode::ACCEPTED, "{letter}");
+            let session = node.get(&format!("/v1/sessions/{id}")).await.json();
+            assert_eq!(session["status"], status, "{letter}");
+        }
+    }
+    // Messages and orders don't ask the agent.
+    waking(&node, Vec::new(), false).await;
+    let id = node.create(json!({})).await;
+    node.post(&format!("/v1/sessions/{id}/messages"), json!({"prompt": "hello"})).await;
+    assert_eq!(node.get(&format!("/v1/sessions/{id}")).await.json()["status"], "running");
+    let id = node.create(json!({})).await;
+    let order = json!({"body": {"tag": "control", "message": {"tag": "resume"}}});
+    node.post(&format!("/v1/sessions/{id}/mail"), order).await;
+    assert_eq!(node.get(&format!("/v1/sessions/{id}")).await.json()["status"], "running");
+}
+
+#[tokio::test]
+async fn any_mail_resumes_a_paused_session_where_its_agent_says_so() {
+    let node = Node::new().await;
+    for (resume, status) in [(false, "paused"), (true, "running")] {
+        waking(&node, Vec::new(), resume).await;
+        let id = node.create(json!({})).await;
+        let paused = node.post(&format!("/v1/sessions/{id}/pause"), json!({})).await;
+        assert!(paused.status.is_success(), "{:?}", paused.bytes);
+        drive(&node.store, Vec::new()).await;
+        let path = format!("/v1/sessions/{id}");
+        assert_eq!(node.get(&path).await.json()["status"], "paused");
+        let letter = json!({"body": {"tag": "agentMessage", "text": "get up"}});
+        assert_eq!(node.post(&format!("{path}/mail"), letter).await.status, StatusCode::ACCEPTED);
+        assert_eq!(node.get(&path).await.json()["status"], status);
+    }
+}
+
+#[tokio::test]
+async fn interrupt_is_another_word_for_high() {
+    let node = Node::new().await;
+    let path = format!("/v1/sessions/{}/mail", node.create(json!({})).await);
+    for priority in ["interrupt", "high", "normal"] {
+        let letter = json!({"body": {"tag": "userMessage", "query": "q"}, "priority": priority});
+        assert_eq!(node.post(&path, letter).await.status, StatusCode::ACCEPTED, "{priority}");
+    }
+    let unknown = json!({"body": {"tag": "userMessage", "query": "q"}, "priority": "urgent"});
+    assert_eq!(node.post(&path, unknown).await.refusal(), (400, "bad_request".to_owned()));
+    let mail = node.get(&path).await.json()["mail"].clone();
+    let kept: Vec<&Value> = (0..3).map(|place| &mail[place]["priority"]).collect();
+    assert_eq!(kept, ["high", "high", "normal"]);
 }

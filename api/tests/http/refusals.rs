@@ -80,7 +80,7 @@ async fn bad_bodies_are_named() {
     let of = |command: &str| format!("/v1/sessions/{id}/{command}");
     refused(&node, &of("messages"), json!({}), "prompt").await;
     refused(&node, &of("messages"), json!({"prompt": ""}), "prompt").await;
-    refused(&node, &of("messages"), json!({"prompt": "x", "interrupt": true}), "interrupt").await;
+    refused(&node, &of("messages"), json!({"prompt": "x", "interrupts": true}), "interrupts").await;
     refused(&node, &of("messages"), json!({"prompt": "x", "params": {}}), "params").await;
     refused(&node, &of("messages"), json!({"prompt": "x", "message_id": "m"}), "").await;
     refused(&node, &of("resume"), json!({"mode": "none"}), "none").await;

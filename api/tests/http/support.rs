@@ -13,6 +13,7 @@ use axum::{
 };
 use futures::StreamExt;
 use holdfast_api::{Api, Config, router};
+use holdfast_engine::waking::Waking;
 use holdfast_store::{
     Store, agents,
     connect::{ConnectOptions, connect},
@@ -106,7 +107,9 @@ impl Node {
         let store = Store::new(db, Some(notifier));
         feed::renew(&store).await.expect("the feed has a name");
         let descriptor = json!({"announce": "Helps.", "model": "m", "tools": []}).to_string();
-        agents::record(&store, AGENT, "r1", &descriptor).await.expect("recorded");
+        let waking = Waking::default();
+        let agent = agents::Record { slug: AGENT, revision: "r1", descriptor: &descriptor, waking: &waking };
+        agents::record(&store, &agent).await.expect("recorded");
         let listener =
             Listener::start(url, "api-test", &[Channel::Events, Channel::Deltas]).expect("a listener");
         let dir = tempfile::tempdir().expect("a directory");

@@ -10,10 +10,11 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use node::{
     AgentArgs, ApiArgs, ApiNode, CommonArgs, DatabaseArgs, KeyArgs, RetentionArgs, SchedulerNode, ServeNode,
-    WorkerArgs, WorkerNode,
+    WebhookArgs, WorkerArgs, WorkerNode,
 };
 pub(crate) use operate::{
-    CheckArgs, DemoArgs, MigrateArgs, ScriptedModelArgs, StatusArgs, ToolCommand, ToolDisplay,
+    CheckArgs, DemoArgs, MigrateArgs, ScriptedModelArgs, StatusArgs, ToolCommand, ToolDisplay, WebhooksArgs,
+    WebhooksCommand, WhichWebhooks,
 };
 pub(crate) use prompt::{Part, PromptArgs};
 pub(crate) use session::{
@@ -70,6 +71,8 @@ pub(crate) enum Command {
     Session(Box<SessionArgs>),
     /// Queue, workers and lag, as the database has them
     Status(StatusArgs),
+    /// See webhooks that were given up, and send them again
+    Webhooks(WebhooksArgs),
     /// Run or inspect one tool without a model
     #[command(subcommand)]
     Tool(ToolCommand),

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, ValueHint};
+use holdfast_engine::webhook::KINDS;
 
 /// The largest request body by default, in bytes.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -20,6 +21,8 @@ pub(crate) struct ServeNode {
     pub(crate) worker: WorkerArgs,
     #[command(flatten)]
     pub(crate) retention: RetentionArgs,
+    #[command(flatten)]
+    pub(crate) webhooks: WebhookArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -58,6 +61,8 @@ pub(crate) struct SchedulerNode {
     #[command(flatten)]
     pub(crate) retention: RetentionArgs,
     #[command(flatten)]
+    pub(crate) webhooks: WebhookArgs,
+    #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
@@ -94,6 +99,23 @@ pub(crate) struct RetentionArgs {
     /// Delete such documents after so long; 0 keeps them
     #[arg(long, value_name = "DAYS", default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=36_500))]
     pub(crate) keep_archives_days: i32,
+}
+
+/// Where events are sent.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct WebhookArgs {
+    /// Secrets that sign webhooks: {"default": "whsec_…" | ["whsec_…", …], …}; without it none is sent
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) webhook_secret_file: Option<PathBuf>,
+    /// Send the events of all sessions here, signed with the secrets `default`
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url)]
+    pub(crate) webhook_url: Option<String>,
+    /// Only these kinds of events [default: all of them]
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = KINDS)]
+    pub(crate) webhook_events: Vec<String>,
+    /// Give up a webhook that was tried for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    pub(crate) webhook_give_up: u64,
 }
 
 /// Which agents.

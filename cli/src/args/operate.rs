@@ -107,6 +107,50 @@ pub(crate) struct StatusArgs {
     pub(crate) json: bool,
 }
 
+/// Flags of `webhooks`.
+#[derive(Debug, Args)]
+pub(crate) struct WebhooksArgs {
+    #[command(flatten)]
+    pub(crate) database: DatabaseArgs,
+    #[command(subcommand)]
+    pub(crate) command: WebhooksCommand,
+}
+
+/// What to do with webhooks.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WebhooksCommand {
+    /// Endpoints, and the newest webhooks that were given up
+    List {
+        /// Report as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Send webhooks again that were given up, and enable endpoints whose receiver disabled them
+    Retry(WhichWebhooks),
+    /// Forget webhooks that were given up
+    Discard(WhichWebhooks),
+    /// Forget an endpoint that isn't configured any more, with what it was still to be sent
+    Remove {
+        /// `server`, or `agent:` and the slug
+        endpoint: String,
+    },
+}
+
+/// Which of the webhooks that were given up.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub(crate) struct WhichWebhooks {
+    /// All of them
+    #[arg(long, conflicts_with_all = ["endpoint", "webhook_id"])]
+    pub(crate) all: bool,
+    /// Those of one endpoint
+    #[arg(long, value_name = "NAME")]
+    pub(crate) endpoint: Option<String>,
+    /// That of one event
+    #[arg(long = "id", id = "webhook_id", value_name = "ID")]
+    pub(crate) id: Option<String>,
+}
+
 /// What to do with a tool.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ToolCommand {

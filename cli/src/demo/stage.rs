@@ -109,7 +109,7 @@ mod tests {
             .agent
             .tools
             .iter()
-            .map(|tool| (tool.name.as_str(), loaded.agent.policy.apply(&tool.name).disposition.tag()))
+            .map(|tool| (tool.name.as_str(), loaded.agent.policy.of_tool(&tool.name).disposition.tag()))
             .collect();
         let [a, b] = OUTSIDE.map(|(tool, _)| (tool, "defer"));
         assert_eq!(tags, [("bash_fetch_local", "runSync"), a, b]);

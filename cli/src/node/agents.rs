@@ -1,51 +1,48 @@
 //! The agents that a process was given, and what clients are shown of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashSet};
 
-use holdfast_store::{Store, agents};
-use holdfast_tools::{LoadedAgent, load_agent, load_dir};
+use holdfast_store::{
+    Store, StoreError, agents,
+    webhooks::{self, Endpoint},
+};
+use holdfast_tools::{LoadedAgent, load_agents};
 use holdfast_worker::model::ApiKeys;
 use serde_json::{Value, json};
 
 use super::database::patiently;
 use crate::{args::AgentArgs, failure::Failure};
 
-/// Loads the agents that the flags name.
+/// Loads the agents that the flags name, and all that these reach.
 ///
 /// # Errors
 /// [`Failure::Agent`] if one doesn't load, two have the same slug, or a slug that is asked for isn't there.
 pub(crate) async fn load(args: &AgentArgs) -> Result<Vec<LoadedAgent>, Failure> {
-    let refuse = |error: holdfast_tools::LoadError| Failure::Agent(error.to_string());
-    let mut loaded = Vec::new();
-    for file in &args.agent_file {
-        loaded.push(load_agent(file).await.map_err(refuse)?);
-    }
-    for dir in &args.agents_dir {
-        loaded.extend(load_dir(dir).await.map_err(refuse)?);
-    }
-    let mut files = HashMap::new();
-    // The same file given twice, as by a directory and by its name, is one agent.
-    let mut paths = BTreeSet::new();
-    loaded.retain(|agent| paths.insert(agent.path.clone()));
-    for agent in &loaded {
-        let slug = agent.agent.slug.as_str();
-        if let Some(first) = files.insert(slug, &agent.path) {
-            return Err(Failure::Agent(format!(
-                "{} and {} both describe the agent {slug:?}",
-                first.display(),
-                agent.path.display()
-            )));
-        }
-    }
-    if let Some(missing) = args.only_agent.iter().find(|slug| !files.contains_key(slug.as_str())) {
-        let mut known: Vec<_> = files.keys().copied().collect();
-        known.sort_unstable();
-        return Err(Failure::Agent(format!("--agent {missing}: no such agent among: {}", known.join(", "))));
-    }
+    let loading = load_agents(&args.agent_file, &args.agents_dir);
+    let mut loaded = loading.await.map_err(|error| Failure::Agent(error.to_string()))?;
     if !args.only_agent.is_empty() {
-        loaded.retain(|agent| args.only_agent.contains(&agent.agent.slug));
+        let kept = reach(&loaded, &args.only_agent)?;
+        loaded.retain(|one| kept.contains(&one.agent.slug));
     }
     Ok(loaded)
+}
+
+/// The slugs of the agents asked for, and of all that these call.
+fn reach(loaded: &[LoadedAgent], asked: &[String]) -> Result<HashSet<String>, Failure> {
+    let agents: BTreeMap<&str, &LoadedAgent> =
+        loaded.iter().map(|one| (one.agent.slug.as_str(), one)).collect();
+    let mut kept = HashSet::new();
+    let mut open: Vec<&str> = asked.iter().map(String::as_str).collect();
+    while let Some(slug) = open.pop() {
+        let Some(one) = agents.get(slug) else {
+            let known: Vec<_> = agents.into_keys().collect();
+            return Err(Failure::Agent(format!("--agent {slug}: no such agent among: {}", known.join(", "))));
+        };
+        if kept.insert(slug.to_owned()) {
+            open.extend(one.agent.helpers.iter().map(|helper| helper.slug.as_str()));
+        }
+    }
+    Ok(kept)
 }
 
 /// Adds a warning to each agent whose model key isn't among the keys at hand.
@@ -71,10 +68,26 @@ pub(super) fn log_warnings(loaded: &[LoadedAgent]) {
 pub(super) async fn record(store: &Store, loaded: &[LoadedAgent]) -> Result<(), Failure> {
     for one in loaded {
         let text = descriptor(one).to_string();
-        let (slug, revision) = (&one.agent.slug, &one.agent.revision);
-        patiently("recording agents", async || agents::record(store, slug, revision, &text).await).await?;
+        let agent = agents::Record {
+            slug: &one.agent.slug,
+            revision: &one.agent.revision,
+            descriptor: &text,
+            waking: &one.agent.waking,
+        };
+        patiently("recording agents", async || agents::record(store, &agent).await).await?;
+        patiently("recording agents", async || record_webhook(store, one).await).await?;
     }
     Ok(())
+}
+
+/// Makes an agent's webhook what its file says.
+async fn record_webhook(store: &Store, one: &LoadedAgent) -> Result<(), StoreError> {
+    let (name, agent) = (webhooks::of_agent(&one.agent.slug), Some(one.agent.slug.clone()));
+    let Some(config) = &one.config.webhook else {
+        return webhooks::withdraw(store, &name).await.map(|_| ());
+    };
+    let (url, secret_id) = (config.url.clone(), config.secret_id().to_owned());
+    webhooks::declare(store, &Endpoint { name, agent, url, secret_id, kinds: config.kinds() }).await
 }
 
 /// What clients are shown of an agent.
@@ -86,7 +99,7 @@ pub(crate) fn descriptor(one: &LoadedAgent) -> Value {
             "description": tool.description,
             "parameters": tool.parameters,
             "activation": "always",
-            "disposition": agent.policy.apply(&tool.name).disposition.tag(),
+            "disposition": agent.policy.of_tool(&tool.name).disposition.tag(),
         })
     });
     json!({
@@ -98,10 +111,10 @@ pub(crate) fn descriptor(one: &LoadedAgent) -> Value {
         "systemPrompt": agent.system_prompt,
         "tools": tools.collect::<Vec<_>>(),
         "toolCallPolicyConfig": config.tool_call_policy_config,
-        "executionMode": config.execution_mode,
+        "executionMode": config.conduct.execution_mode,
         "maxConcurrency": agent.max_concurrency,
         "parameters": [],
-        "helpers": [],
+        "helpers": agent.helpers.iter().map(|helper| &helper.slug).collect::<Vec<_>>(),
         "source": "file",
     })
 }
@@ -146,6 +159,40 @@ mod tests {
         let twice = load(&args(&[&a, &again], &[], &[])).await.expect_err("the same slug");
         assert!(twice.code() == 4 && twice.to_string().contains("c.json"), "{twice}");
         assert_eq!(load(&args(&[Path::new("/absent")], &[], &[])).await.expect_err("absent").code(), 4);
+    }
+
+    #[tokio::test]
+    async fn an_agent_is_kept_with_everything_that_it_reaches() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let elsewhere = tempfile::tempdir().expect("a directory");
+        let names = |path: &Path, helpers: Value| {
+            let mut config: Value =
+                serde_json::from_slice(&std::fs::read(path).expect("read")).expect("an agent");
+            config["extraAgents"] = helpers;
+            std::fs::write(path, config.to_string()).expect("written");
+        };
+        let (a, b) = (write(dir.path(), "a.json", "alpha"), write(dir.path(), "b.json", "beta"));
+        let (c, d) = (write(elsewhere.path(), "c.json", "gamma"), write(elsewhere.path(), "d.json", "delta"));
+        names(&a, json!([{"slug": "gamma", "path": c}]));
+        names(&c, json!([{"slug": "delta", "path": d}]));
+        names(&d, json!([{"slug": "alpha", "path": a}]));
+        names(&b, json!([{"slug": "alpha"}]));
+        let slugs = async |only: &[&str]| {
+            let loaded = load(&args(&[], &[dir.path()], only)).await.expect("loads");
+            loaded.into_iter().map(|one| one.agent.slug).collect::<Vec<_>>()
+        };
+        assert_eq!(slugs(&[]).await, ["alpha", "beta", "gamma", "delta"]);
+        assert_eq!(slugs(&["alpha"]).await, ["alpha", "gamma", "delta"]);
+        assert_eq!(slugs(&["delta"]).await, ["alpha", "gamma", "delta"], "also one that was only reached");
+        assert_eq!(slugs(&["beta"]).await, ["alpha", "beta", "gamma", "delta"]);
+        let missing = load(&args(&[&b], &[], &[])).await.expect_err("alpha isn't given");
+        assert!(missing.code() == 4 && missing.to_string().contains("no agent \"alpha\""), "{missing}");
+
+        let loaded = load(&args(&[&a], &[], &[])).await.expect("loads");
+        let value = descriptor(&loaded[0]);
+        assert_eq!(value["helpers"], json!(["gamma"]));
+        assert_eq!(value["tools"][0]["name"], "prompt_agent_gamma");
+        assert_eq!(value["tools"][0]["disposition"], "runSync");
     }
 
     #[tokio::test]

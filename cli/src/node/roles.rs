@@ -5,14 +5,20 @@ use std::{net::SocketAddr, time::Duration};
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use futures::future::LocalBoxFuture;
 use holdfast_api::{Bound, ServeError};
-use holdfast_store::{Store, retire::Terms};
+use holdfast_engine::webhook::{DEFAULT_SECRET, KINDS, check_url};
+use holdfast_scheduler::{Secrets, Webhooks};
+use holdfast_store::{
+    Store,
+    retire::Terms,
+    webhooks::{Endpoint, SERVER},
+};
 use holdfast_tools::LoadedAgent;
 use holdfast_worker::{alone::Alone, model::ApiKeys};
 use tokio::net::TcpListener;
 
 use super::{WorkerPlan, start::Shared};
 use crate::{
-    args::{ApiArgs, CommonArgs, RetentionArgs, WorkerArgs},
+    args::{ApiArgs, CommonArgs, RetentionArgs, WebhookArgs, WorkerArgs},
     failure::{Failure, chain},
 };
 
@@ -101,14 +107,46 @@ pub(super) fn worker(shared: &Shared, plan: WorkerPlan, grace: Duration) -> Runn
     })
 }
 
-/// A scheduler's configuration.
-pub(super) fn scheduler_config(args: &RetentionArgs) -> holdfast_scheduler::Config {
+/// A scheduler's configuration, checked.
+pub(super) fn scheduler_config(
+    args: &RetentionArgs,
+    webhooks: &WebhookArgs,
+) -> Result<holdfast_scheduler::Config, Failure> {
     let days = |days: i32| (days > 0).then_some(days);
-    holdfast_scheduler::Config {
+    Ok(holdfast_scheduler::Config {
         keep_events_days: args.keep_events_days,
         retire: days(args.retire_after_days).map(|after_days| Terms { after_days, archive: args.archive }),
         keep_archives_days: days(args.keep_archives_days),
-    }
+        webhooks: webhooks_config(webhooks)?,
+    })
+}
+
+/// Which webhooks are sent; none without secrets.
+fn webhooks_config(args: &WebhookArgs) -> Result<Option<Webhooks>, Failure> {
+    let Some(file) = &args.webhook_secret_file else {
+        return match &args.webhook_url {
+            Some(_) => Err(Failure::Config("--webhook-url needs --webhook-secret-file".into())),
+            None => Ok(None),
+        };
+    };
+    let secrets = Secrets::load(file).map_err(|error| Failure::Config(chain(&error)))?;
+    let server = args.webhook_url.as_ref().map(|url| {
+        check_url(url).map_err(|error| Failure::Config(format!("--webhook-url: {error}")))?;
+        if !secrets.has(DEFAULT_SECRET) {
+            let told = format!("--webhook-url needs the secrets `{DEFAULT_SECRET}` in {}", file.display());
+            return Err(Failure::Config(told));
+        }
+        let all = || KINDS.map(str::to_owned).to_vec();
+        Ok(Endpoint {
+            name: SERVER.to_owned(),
+            agent: None,
+            url: url.clone(),
+            secret_id: DEFAULT_SECRET.to_owned(),
+            kinds: if args.webhook_events.is_empty() { all() } else { args.webhook_events.clone() },
+        })
+    });
+    let give_up = Duration::from_secs(args.webhook_give_up);
+    Ok(Some(Webhooks { server: server.transpose()?, secrets, give_up }))
 }
 
 /// A scheduler.

@@ -1,9 +1,12 @@
 //! An answer in either dialect, whole or as the events of a stream.
 
+use holdfast_engine::model::Flavor;
 use serde_json::{Map, Value, json};
 
 use super::{
+    rules::Violation,
     script::{Reply, Tokens},
+    template::{fill, fill_within},
     view::{Dialect, View},
 };
 
@@ -33,7 +36,7 @@ impl Answer {
         let calls = reply.tool_calls.iter().enumerate().map(|(position, call)| Call {
             id: call.id.clone().unwrap_or_else(|| format!("call_{}_{position}", view.turn)),
             name: call.name.clone(),
-            arguments: match filled(&call.arguments, view) {
+            arguments: match fill_within(&call.arguments, view) {
                 Value::String(text) => text,
                 other => other.to_string(),
             },
@@ -226,6 +229,21 @@ pub(super) fn error_body(dialect: Dialect, status: u16, message: &str) -> Value 
     }
 }
 
+/// The answer to a request that breaks a rule, as the flavour's provider words it.
+pub(super) fn refusal(flavor: Flavor, violation: &Violation) -> Value {
+    let (kind, message) = ("invalid_request_error", violation.to_string());
+    let code = violation.rule.name();
+    match flavor {
+        Flavor::Anthropic => json!({ "type": "error", "error": { "type": kind, "message": message } }),
+        Flavor::MistralV1 => {
+            json!({ "object": "error", "message": message, "type": kind, "param": null, "code": code })
+        }
+        _ => {
+            json!({ "error": { "message": message, "type": kind, "param": violation.at, "code": code } })
+        }
+    }
+}
+
 /// An error as an event of a stream.
 pub(super) fn error_event(dialect: Dialect, status: u16, message: &str) -> String {
     let body = error_body(dialect, status, message);
@@ -258,59 +276,4 @@ fn chat_call(call: &Call, arguments: &str) -> Value {
 /// Text in the pieces in which it is streamed: words with the blanks after them.
 fn pieces(text: Option<&str>) -> impl Iterator<Item = &str> {
     text.unwrap_or_default().split_inclusive(char::is_whitespace)
-}
-
-/// A value with the templates in its texts filled in.
-fn filled(value: &Value, view: &View) -> Value {
-    match value {
-        Value::String(text) => Value::String(fill(text, view)),
-        Value::Array(items) => items.iter().map(|item| filled(item, view)).collect(),
-        Value::Object(fields) => {
-            Value::Object(fields.iter().map(|(key, value)| (key.clone(), filled(value, view))).collect())
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
-    }
-}
-
-/// Fills in the templates of a text, in one pass: what comes in is never read as a template.
-pub(super) fn fill(text: &str, view: &View) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(begin) = rest.find("{{") {
-        let Some(length) = rest[begin..].find("}}") else { break };
-        let (before, template, after) =
-            (&rest[..begin], &rest[begin + 2..begin + length], &rest[begin + length + 2..]);
-        out.push_str(before);
-        match (template.trim(), template.trim().strip_prefix("tool_result:")) {
-            ("last", _) => out.push_str(view.last().map_or("", |last| &last.text)),
-            (_, Some(tool)) => match view.results(tool).next_back() {
-                Some(result) => out.push_str(result),
-                None => out.push_str(&format!("(no result of {tool})")),
-            },
-            _ => out.push_str(&rest[begin..begin + length + 2]),
-        }
-        rest = after;
-    }
-    out.push_str(rest);
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn templates_are_filled_in_once() {
-        let body = json!({ "messages": [
-            { "role": "assistant", "tool_calls": [{ "id": "a", "function": { "name": "look" } }] },
-            { "role": "tool", "tool_call_id": "a", "content": "old" },
-            { "role": "tool", "tool_call_id": "a", "content": "{{last}} door" },
-            { "role": "user", "content": "why?" },
-        ] });
-        let view = View::new(Dialect::Chat, &body);
-        let filled = fill("{{last}} {{tool_result:look}} {{ tool_result:go }} {{other}} {{", &view);
-        assert_eq!(filled, "why? {{last}} door (no result of go) {{other}} {{");
-        let value = super::filled(&json!({ "a": ["{{last}}", 1] }), &view);
-        assert_eq!(value, json!({ "a": ["why?", 1] }));
-    }
 }

@@ -1,7 +1,7 @@
 //! Which rule answers a request.
 
 use super::{
-    script::{Last, Rule},
+    script::{Last, Rule, When},
     view::{Seen, View},
 };
 
@@ -10,7 +10,7 @@ use super::{
 pub(super) fn choose(rules: &[Rule], used: &[u64], view: &View) -> Result<usize, String> {
     let mut reasons = Vec::new();
     for (position, (rule, used)) in rules.iter().zip(used).enumerate() {
-        match misfit(rule, *used, view) {
+        match misfit(&rule.when, *used, view) {
             None => return Ok(position),
             Some(reason) => reasons.push(format!("rule {}: {reason}", position + 1)),
         }
@@ -23,9 +23,8 @@ pub(super) fn choose(rules: &[Rule], used: &[u64], view: &View) -> Result<usize,
     Err(format!("no rule of the script fits (model {}, turn {}, {last}): {reasons}", view.model, view.turn))
 }
 
-/// Why a rule doesn't fit.
-fn misfit(rule: &Rule, used: u64, view: &View) -> Option<String> {
-    let when = &rule.when;
+/// Which condition doesn't hold.
+fn misfit(when: &When, used: u64, view: &View) -> Option<String> {
     if let Some(times) = when.times.filter(|times| used >= *times) {
         return Some(format!("it has been used {times} times"));
     }
@@ -42,6 +41,15 @@ fn misfit(rule: &Rule, used: u64, view: &View) -> Option<String> {
         if !view.results(tool).any(|result| result.contains(part)) {
             return Some(format!("no result of {tool} contains {}", quoted(part)));
         }
+    }
+    if let Some(part) = when.system.as_ref().filter(|part| !view.system.contains(*part)) {
+        return Some(format!("the system prompt lacks {}", quoted(part)));
+    }
+    if let Some(part) = when.contains.as_ref().filter(|part| !view.says(part)) {
+        return Some(format!("no message contains {}", quoted(part)));
+    }
+    if when.not.as_ref().is_some_and(|not| misfit(not, used, view).is_none()) {
+        return Some("what it excludes holds".to_owned());
     }
     last_misfit(when.last.as_ref()?, view.last())
 }
@@ -137,6 +145,7 @@ mod tests {
             "model": "gpt-5",
             "tools": [{ "function": { "name": "look" } }],
             "messages": [
+                { "role": "system", "content": "You must be kind." },
                 { "role": "user", "content": "hi" },
                 { "role": "assistant", "tool_calls": [{ "id": "a", "function": { "name": "look" } }] },
                 { "role": "tool", "tool_call_id": "a", "content": "a red door" },
@@ -168,6 +177,15 @@ mod tests {
             (json!({ "last": { "equals": "a red" } }), Some("the last message is not \"a red\"")),
             (json!({ "last": { "glob": "b*" } }), Some("the last message doesn't fit \"b*\"")),
             (json!({ "times": 0 }), Some("it has been used 0 times")),
+            (json!({ "system": "be kind", "contains": "hi" }), None),
+            (json!({ "system": "be cruel" }), Some("the system prompt lacks \"be cruel\"")),
+            (json!({ "contains": "red door" }), None),
+            (json!({ "contains": "be kind" }), Some("no message contains \"be kind\"")),
+            (json!({ "not": { "turn": 0 } }), None),
+            (json!({ "not": { "turn": 1, "last": "window" } }), None),
+            (json!({ "not": { "turn": 1, "last": "door" } }), Some("what it excludes holds")),
+            (json!({ "not": { "not": { "turn": 1 } } }), None),
+            (json!({ "not": {} }), Some("what it excludes holds")),
         ] {
             let chosen = choose(&rules(&[when]), &[0], &view());
             match expected {

@@ -2,46 +2,21 @@
 //!
 //! It speaks OpenAI's chat completions at any path that ends in `/chat/completions` and Anthropic's
 //! messages API at any path that ends in `/messages`, streamed or whole. `GET /requests` lists what it was
-//! asked.
+//! asked, `GET /held` what waits for `POST /release/NAME`. A request that a provider would refuse is refused: see
+//! [`rules`].
 //!
-//! # The script
-//!
-//! A JSON object: `rules`, and optionally `record`, a file that gets a JSON line for each request. The first
-//! rule whose `when` fits answers with its `reply`; if none fits, the answer is 400 and says what kept each
-//! rule from fitting. An unknown field is an error.
-//!
-//! `when` (all that is given must hold):
-//!
-//! | field | holds if |
-//! |---|---|
-//! | `model` | the glob (`*`, `?`) fits the model's name |
-//! | `turn` | the conversation has so many assistant messages |
-//! | `last` | text: the last message contains it; or an object of `role`, `contains`, `equals`, `glob` |
-//! | `tool_results` | for each tool name, one of its results in the conversation contains the text |
-//! | `has_tools` | all these tools are on offer |
-//! | `times` | the rule has answered fewer times than this |
-//!
-//! `reply`:
-//!
-//! | field | meaning |
-//! |---|---|
-//! | `text`, `thinking` | what the model says and thinks |
-//! | `tool_calls` | list of `name`, `arguments` (object, or text as it is), `id` (`call_{turn}_{position}` if absent) |
-//! | `usage` | `input_tokens`, `output_tokens`, `cached_tokens`; estimated if absent |
-//! | `delay_ms` | pause before the answer |
-//! | `status` | from 300 on: an error answer, with `error` as its message and `retry_after` seconds |
-//! | `error` | without `status`: an error object in a successful answer or stream |
-//! | `break_stream_after` | the connection breaks after so many events; a whole answer breaks in the middle |
-//! | `hang` | no answer comes; with `break_stream_after` the stream falls silent instead of breaking |
-//! | `raw` | fields merged into the message (Anthropic: a `content` list replaces the blocks) |
-//!
-//! In `text`, `thinking`, `error` and the texts of `arguments`, `{{last}}` is the last message's text and
-//! `{{tool_result:NAME}}` the latest result of a tool.
+//! Scripts are described in `docs/scripted-model.md`: a JSON object of `rules`, and optionally `record`, a file that
+//! gets a JSON line for each request, `lenient` and `flavor`. The first rule whose `when` fits answers with its
+//! `reply`; if none fits, the answer is 400 and says what kept each rule from fitting. An unknown field or template
+//! is an error.
 
 mod answer;
 mod choose;
+mod hold;
 mod record;
+pub mod rules;
 mod script;
+mod template;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -55,12 +30,13 @@ use std::{
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{DefaultBodyLimit, State},
+    extract::{DefaultBodyLimit, Path, State},
     http::{HeaderValue, Method, StatusCode, Uri, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{get, post},
 };
 use futures::{StreamExt, stream};
+use holdfast_engine::model::Flavor;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +44,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::script::{Script, ScriptError};
 use self::{
     answer::Answer,
+    hold::Holds,
     record::Log,
     script::{Reply, Rule},
     view::{Dialect, View},
@@ -84,6 +61,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 struct Server {
     rules: Vec<Rule>,
+    lenient: bool,
+    flavor: Flavor,
+    holds: Holds,
     used: Mutex<Vec<u64>>,
     log: tokio::sync::Mutex<Log>,
     shutdown: CancellationToken,
@@ -110,12 +90,17 @@ pub async fn serve(script: Script, listener: TcpListener, shutdown: Cancellation
 fn routes(script: Script, shutdown: CancellationToken) -> Router {
     let server = Server {
         used: Mutex::new(vec![0; script.rules.len()]),
+        lenient: script.lenient,
+        flavor: script.flavor,
+        holds: Holds::new(&script.rules),
         rules: script.rules,
         log: tokio::sync::Mutex::new(Log::new(script.record)),
         shutdown,
     };
     Router::new()
         .route("/requests", get(requests))
+        .route("/held", get(held))
+        .route("/release/{name}", post(release))
         .fallback(complete)
         .layer(DefaultBodyLimit::max(MAX_REQUEST_BYTES))
         .with_state(Arc::new(server))
@@ -126,6 +111,17 @@ async fn requests(State(server): State<Arc<Server>>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
+async fn held(State(server): State<Arc<Server>>) -> Json<Value> {
+    Json(server.holds.to_json())
+}
+
+async fn release(State(server): State<Arc<Server>>, Path(name): Path<String>) -> Response {
+    if server.holds.release(&name) {
+        return Json(json!({ "released": name })).into_response();
+    }
+    failure(Dialect::Chat, 404, "the script holds nothing by this name", None)
+}
+
 async fn complete(State(server): State<Arc<Server>>, method: Method, uri: Uri, body: Bytes) -> Response {
     let dialect = match uri.path() {
         path if path.ends_with("/chat/completions") => Dialect::Chat,
@@ -134,7 +130,7 @@ async fn complete(State(server): State<Arc<Server>>, method: Method, uri: Uri, b
             return failure(
                 Dialect::Chat,
                 404,
-                "ask at …/chat/completions, …/messages or GET /requests",
+                "ask at …/chat/completions, …/messages, GET /requests, GET /held or POST /release/NAME",
                 None,
             );
         }
@@ -145,17 +141,25 @@ async fn complete(State(server): State<Arc<Server>>, method: Method, uri: Uri, b
     let Ok(body) = serde_json::from_slice::<Value>(&body) else {
         return failure(dialect, 400, "the request is not JSON", None);
     };
+    let flavor = match dialect {
+        Dialect::Chat => server.flavor,
+        Dialect::Anthropic => Flavor::Anthropic,
+    };
+    let violations = rules::check(flavor, &body);
     let view = View::new(dialect, &body);
-    let chosen = server.choose(&view);
+    let chosen = match violations.first().filter(|_| !server.lenient) {
+        Some(violation) => Err(answer::refusal(flavor, violation)),
+        None => server.choose(&view).map_err(|reason| answer::error_body(dialect, 400, &reason)),
+    };
     let number = chosen.as_ref().ok().map(|position| position + 1);
-    let noted = server.log.lock().await.add(uri.path(), number, &body).await;
+    let noted = server.log.lock().await.add(uri.path(), number, &violations, &body).await;
     let seq = match noted {
         Ok(seq) => seq,
         Err(error) => return failure(dialect, 500, &format!("the request can't be recorded: {error}"), None),
     };
     match chosen {
         Ok(position) => server.reply(&server.rules[position].reply, &view, seq).await,
-        Err(reason) => failure(dialect, 400, &reason, None),
+        Err(body) => (StatusCode::BAD_REQUEST, Json(body)).into_response(),
     }
 }
 
@@ -169,6 +173,12 @@ impl Server {
     }
 
     async fn reply(&self, reply: &Reply, view: &View, seq: u64) -> Response {
+        if let Some(name) = &reply.hold {
+            tokio::select! {
+                () = self.holds.wait(name, seq) => {}
+                () = self.shutdown.cancelled() => return failure(view.dialect, 503, "the server stops", None),
+            }
+        }
         if reply.delay_ms > 0 {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(reply.delay_ms)) => {}
@@ -179,7 +189,7 @@ impl Server {
             self.shutdown.cancelled().await;
             return failure(view.dialect, 503, "the server stops", None);
         }
-        let error = reply.error.as_ref().map(|message| answer::fill(message, view));
+        let error = reply.error.as_ref().map(|message| template::fill(message, view));
         match (reply.status.filter(|status| *status >= 300), error) {
             (Some(status), error) => {
                 let message = error.unwrap_or_else(|| "the script says so".to_owned());
@@ -246,9 +256,4 @@ fn failure(dialect: Dialect, status: u16, message: &str, retry_after: Option<u64
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
-}
-
-/// What a request looked like, as it is remembered and recorded.
-fn entry(seq: u64, path: &str, rule: Option<usize>, body: &Value) -> String {
-    json!({ "seq": seq, "path": path, "rule": rule, "body": body }).to_string()
 }

@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, io, path::PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{fs::OpenOptions, io::AsyncWriteExt};
 
-use super::{MAX_REMEMBERED, MAX_REMEMBERED_BYTES, entry};
+use super::{MAX_REMEMBERED, MAX_REMEMBERED_BYTES, rules::Violation};
 
 /// The latest requests, as JSON texts, and the file that gets all of them.
 #[derive(Debug)]
@@ -24,9 +24,17 @@ impl Log {
     }
 
     /// Notes a request and gives its number, from 1.
-    pub(super) async fn add(&mut self, path: &str, rule: Option<usize>, body: &Value) -> io::Result<u64> {
+    pub(super) async fn add(
+        &mut self,
+        path: &str,
+        rule: Option<usize>,
+        violations: &[Violation],
+        body: &Value,
+    ) -> io::Result<u64> {
         self.seq += 1;
-        let entry = entry(self.seq, path, rule, body);
+        let entry =
+            json!({ "seq": self.seq, "path": path, "rule": rule, "violations": violations, "body": body });
+        let entry = entry.to_string();
         if let Some(file) = &self.file {
             let mut file = OpenOptions::new().create(true).append(true).open(file).await?;
             file.write_all(format!("{entry}\n").as_bytes()).await?;
@@ -51,22 +59,20 @@ impl Log {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[tokio::test]
     async fn only_the_latest_are_remembered() {
         let mut log = Log { limits: (2, 1000), ..Log::new(None) };
         for number in 1..=3 {
-            assert_eq!(log.add("/x", None, &json!(number)).await.expect("noted"), number);
+            assert_eq!(log.add("/x", None, &[], &json!(number)).await.expect("noted"), number);
         }
         let seen: Value = serde_json::from_str(&log.to_json()).expect("JSON");
         assert_eq!(
             (&seen[0]["seq"], &seen[1]["body"], seen.as_array().map(Vec::len)),
             (&json!(2), &json!(3), Some(2))
         );
-        log.add("/x", None, &json!("y".repeat(2000))).await.expect("noted");
+        log.add("/x", None, &[], &json!("y".repeat(2000))).await.expect("noted");
         assert_eq!(log.to_json(), "[]");
     }
 }

@@ -6,8 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use holdfast_engine::model::Flavor;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Map, Value};
+
+use super::template;
 
 /// A script, read and checked.
 #[derive(Debug, Clone, Deserialize)]
@@ -17,6 +20,25 @@ pub struct Script {
     /// A file that gets a JSON line for each request.
     #[serde(default)]
     pub(super) record: Option<PathBuf>,
+    /// Requests that break a provider's rules are answered all the same.
+    #[serde(default)]
+    pub(super) lenient: bool,
+    /// Whose rules requests for chat completions are held to.
+    #[serde(default = "any_chat", deserialize_with = "chat_flavor")]
+    pub(super) flavor: Flavor,
+}
+
+fn any_chat() -> Flavor {
+    Flavor::OpenAI
+}
+
+fn chat_flavor<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Flavor, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    // What speaks Anthropic's API is known by its path.
+    let chat = || Flavor::ALL.into_iter().filter(|flavor| *flavor != Flavor::Anthropic);
+    let names = || chat().map(Flavor::name).collect::<Vec<_>>().join(", ");
+    let found = Flavor::parse(&name).filter(|flavor| *flavor != Flavor::Anthropic);
+    found.ok_or_else(|| D::Error::custom(format!("flavor {name:?} is none of {}", names())))
 }
 
 /// Why a script can't be used.
@@ -58,6 +80,15 @@ impl Script {
             if rule.reply.status.is_some_and(|status| !(200..=599).contains(&status)) {
                 return invalid("status must be from 200 to 599");
             }
+            if rule.when.not.as_deref().is_some_and(When::counts) {
+                return invalid("times can't stand within not");
+            }
+            if rule.reply.hold.as_deref().is_some_and(|name| !is_plain(name)) {
+                return invalid("hold must be letters, digits, _ and -");
+            }
+            if let Some(unknown) = rule.reply.unknown_template() {
+                return invalid(&format!("there is no template {unknown}"));
+            }
             let scalar = |call: &Call| !matches!(call.arguments, Value::Object(_) | Value::String(_));
             if rule.reply.tool_calls.iter().any(scalar) {
                 return invalid("arguments must be an object or text");
@@ -65,6 +96,12 @@ impl Script {
         }
         Ok(script)
     }
+}
+
+/// Whether a name can stand in a path as it is.
+fn is_plain(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    !name.is_empty() && name.bytes().all(plain)
 }
 
 /// An answer and when it is given.
@@ -92,6 +129,19 @@ pub(super) struct When {
     pub(super) has_tools: Vec<String>,
     /// How often the rule may be used.
     pub(super) times: Option<u64>,
+    /// A part of the system prompt.
+    pub(super) system: Option<String>,
+    /// A part of one of the messages.
+    pub(super) contains: Option<String>,
+    /// Conditions that must not all hold.
+    pub(super) not: Option<Box<When>>,
+}
+
+impl When {
+    /// Whether it looks at how often the rule was used.
+    fn counts(&self) -> bool {
+        self.times.is_some() || self.not.as_deref().is_some_and(Self::counts)
+    }
 }
 
 /// What the last message must be.
@@ -133,8 +183,22 @@ pub(super) struct Reply {
     pub(super) break_stream_after: Option<usize>,
     /// No answer ever comes; with `break_stream_after`, no more of it.
     pub(super) hang: bool,
+    /// What must be released before the answer comes.
+    pub(super) hold: Option<String>,
     /// Merged into the message.
     pub(super) raw: Map<String, Value>,
+}
+
+impl Reply {
+    /// A template of its texts that nobody knows.
+    fn unknown_template(&self) -> Option<String> {
+        let texts = self.text.iter().chain(&self.thinking).chain(&self.error);
+        let arguments = self.tool_calls.iter().map(|call| &call.arguments);
+        texts
+            .map(|text| template::unknown(text))
+            .chain(arguments.map(template::unknown_within))
+            .find_map(|found| found)
+    }
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -176,6 +240,21 @@ mod tests {
                 "rule 2: arguments",
             ),
             (r#"{"rules":[{"when":{"turns":1},"reply":{}}]}"#, "turns"),
+            (r#"{"rules":[{"when":{"not":{"turns":1}},"reply":{}}]}"#, "turns"),
+            (r#"{"rules":[{"when":{"not":{"not":{"times":1}}},"reply":{}}]}"#, "rule 1: times"),
+            (r#"{"rules":[{"reply":{"hold":"a/b"}}]}"#, "rule 1: hold"),
+            (
+                r#"{"rules":[{"reply":{"text":"{{last}} {{lost}}"}}]}"#,
+                "rule 1: there is no template {{lost}}",
+            ),
+            (
+                r#"{"rules":[{"reply":{"tool_calls":[{"name":"a","arguments":{"x":["{{call_id:}}"]}}]}}]}"#,
+                "rule 1: there is no template {{call_id:}}",
+            ),
+            (
+                r#"{"rules":[],"flavor":"Anthropic"}"#,
+                "OpenAIv1, OpenAI, KimiV1, MistralV1, OpenRouter, Ollama",
+            ),
         ] {
             let error = Script::parse(text).expect_err("refused").to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,5 +1,7 @@
 //! The server asked over HTTP, by the workers' own model client where that shows more.
 
+mod checked;
+
 use std::{sync::Mutex, time::Duration};
 
 use axum::http::StatusCode;
@@ -10,6 +12,9 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::{Script, serve};
+
+/// How long anything may take before it counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Running {
     base: String,
@@ -29,7 +34,18 @@ impl Running {
         Self { base, shutdown, task }
     }
 
+    /// Sends a request, with what every request must have where it lacks it.
     async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
+        let mut body = body.clone();
+        for (field, value) in [("model", json!("m")), ("max_tokens", json!(9))] {
+            if body[field].is_null() {
+                body[field] = value;
+            }
+        }
+        self.post_as_it_is(path, &body).await
+    }
+
+    async fn post_as_it_is(&self, path: &str, body: &Value) -> reqwest::Response {
         let url = format!("{}{path}", self.base);
         reqwest::Client::new().post(url).json(body).send().await.expect("an answer")
     }
@@ -217,7 +233,8 @@ async fn a_hanging_answer_does_not_hold_the_server() {
     let body = |text| json!({ "stream": true, "messages": [{ "role": "user", "content": text }] });
     let mut silent = running.post("/chat/completions", &body("part")).await;
     assert!(silent.chunk().await.expect("bytes").is_some());
-    let (base, asked) = (running.base.clone(), body("whole"));
+    let (base, mut asked) = (running.base.clone(), body("whole"));
+    asked["model"] = json!("m");
     let hanging = tokio::spawn(async move {
         reqwest::Client::new().post(format!("{base}/chat/completions")).json(&asked).send().await
     });
@@ -247,4 +264,44 @@ async fn requests_are_recorded_in_the_file() {
     assert_eq!((&lines[0]["seq"], &lines[1]["seq"], lines.len()), (&json!(1), &json!(2), 2));
     assert_eq!(lines[1]["body"]["messages"][0]["content"], "two");
     assert_eq!(lines[1]["path"], "/messages");
+}
+
+#[tokio::test]
+async fn a_held_answer_waits_until_it_is_released() {
+    let running = Running::new(&json!({ "rules": [{ "reply": { "text": "ok", "hold": "gate-1" } }] })).await;
+    let base = running.base.clone();
+    let held = async || {
+        let answer = reqwest::get(format!("{base}/held")).await.expect("an answer");
+        answer.json::<Vec<Value>>().await.expect("a list")
+    };
+    let until = async |count| {
+        let waiting = async {
+            while held().await.len() != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.expect("so many wait");
+    };
+    let ask = || {
+        let (client, url) = (reqwest::Client::new(), format!("{base}/chat/completions"));
+        let body = json!({ "model": "m", "messages": [{ "role": "user", "content": "hi" }] });
+        tokio::spawn(async move { client.post(url).json(&body).send().await.map(|answer| answer.status()) })
+    };
+    until(0).await;
+    let (first, given_up) = (ask(), ask());
+    until(2).await;
+    assert!(held().await.iter().all(|held| held["name"] == "gate-1") && !given_up.is_finished());
+    given_up.abort();
+    until(1).await;
+    assert!(!first.is_finished());
+    let release =
+        async |name: &str| running.post_as_it_is(&format!("/release/{name}"), &json!({})).await.status();
+    assert_eq!(release("gate-2").await, StatusCode::NOT_FOUND);
+    assert_eq!(held().await.len(), 1);
+    assert_eq!(release("gate-1").await, StatusCode::OK);
+    assert_eq!(first.await.expect("no panic").expect("an answer"), StatusCode::OK);
+    until(0).await;
+    // Once released, it stays so.
+    assert_eq!(ask().await.expect("no panic").expect("an answer"), StatusCode::OK);
+    running.stop().await;
 }

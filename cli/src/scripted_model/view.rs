@@ -21,7 +21,10 @@ pub(super) struct View {
     pub(super) tools: Vec<String>,
     /// How many assistant messages there are.
     pub(super) turn: usize,
+    pub(super) system: String,
     pub(super) messages: Vec<Seen>,
+    /// The provider's id and the tool of each call, in order.
+    pub(super) calls: Vec<(String, String)>,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
     /// Characters of all messages.
@@ -45,12 +48,15 @@ impl View {
             name.map(str::to_owned)
         });
         let mut names = HashMap::new();
+        let mut calls = Vec::new();
         let mut messages = Vec::new();
         let mut turn = 0;
         for message in body["messages"].as_array().into_iter().flatten() {
             if message["role"] == "assistant" {
                 turn += 1;
-                remember_calls(message, &mut names);
+                let made = calls_of(message);
+                names.extend(made.iter().cloned());
+                calls.extend(made);
             }
             see(message, &names, &mut messages);
         }
@@ -59,6 +65,8 @@ impl View {
             model: body["model"].as_str().unwrap_or_default().to_owned(),
             tools: tools.collect(),
             turn,
+            system: system_of(body),
+            calls,
             size: messages.iter().map(|seen| seen.text.chars().count()).sum(),
             messages,
             stream: body["stream"] == true,
@@ -71,6 +79,21 @@ impl View {
         self.messages.last()
     }
 
+    /// What has been said, oldest first: all messages but the system prompt, which only one API has among them.
+    pub(super) fn said(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.messages.iter().filter(|seen| !is_system(&seen.role)).map(|seen| seen.text.as_str())
+    }
+
+    /// Whether a message contains this.
+    pub(super) fn says(&self, part: &str) -> bool {
+        self.said().any(|text| text.contains(part))
+    }
+
+    /// The provider's id of the latest call of a tool.
+    pub(super) fn call_id(&self, tool: &str) -> Option<&str> {
+        self.calls.iter().rev().find(|(_, name)| name == tool).map(|(id, _)| id.as_str())
+    }
+
     /// The results of a tool, oldest first.
     pub(super) fn results<'a>(&'a self, tool: &'a str) -> impl DoubleEndedIterator<Item = &'a str> {
         self.messages
@@ -80,17 +103,27 @@ impl View {
     }
 }
 
-/// Notes the tool of each call id.
-fn remember_calls(message: &Value, names: &mut HashMap<String, String>) {
+/// The ids and tools of the calls that a message holds.
+fn calls_of(message: &Value) -> Vec<(String, String)> {
     let of_chat = message["tool_calls"].as_array().into_iter().flatten();
     let of_chat = of_chat.map(|call| (&call["id"], &call["function"]["name"]));
     let blocks =
         message["content"].as_array().into_iter().flatten().filter(|block| block["type"] == "tool_use");
-    for (id, name) in of_chat.chain(blocks.map(|block| (&block["id"], &block["name"]))) {
-        if let (Some(id), Some(name)) = (id.as_str(), name.as_str()) {
-            names.insert(id.to_owned(), name.to_owned());
-        }
-    }
+    let all = of_chat.chain(blocks.map(|block| (&block["id"], &block["name"])));
+    all.filter_map(|(id, name)| Some((id.as_str()?.to_owned(), name.as_str()?.to_owned()))).collect()
+}
+
+/// Anthropic's system prompt, or the messages that chat completions have for it, a line each.
+fn system_of(body: &Value) -> String {
+    let own = text_of(&body["system"]);
+    let messages = body["messages"].as_array().into_iter().flatten();
+    let messages = messages.filter(|message| message["role"].as_str().is_some_and(is_system));
+    let texts = messages.map(|message| text_of(&message["content"]));
+    [own].into_iter().chain(texts).filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n")
+}
+
+fn is_system(role: &str) -> bool {
+    matches!(role, "system" | "developer")
 }
 
 fn see(message: &Value, names: &HashMap<String, String>, messages: &mut Vec<Seen>) {
@@ -140,6 +173,7 @@ mod tests {
             "model": "m", "stream": true, "stream_options": { "include_usage": true },
             "tools": [{ "type": "function", "function": { "name": "look" } }],
             "messages": [
+                { "role": "system", "content": "Be kind." },
                 { "role": "user", "content": [{ "type": "text", "text": "hi" }, { "type": "image_url" }] },
                 { "role": "assistant", "content": null, "tool_calls": [{ "id": "a", "function": { "name": "look" } }] },
                 { "role": "tool", "tool_call_id": "a", "content": "seen" },
@@ -147,7 +181,7 @@ mod tests {
             ],
         });
         let anthropic = json!({
-            "model": "m", "stream": true,
+            "model": "m", "stream": true, "system": [{ "type": "text", "text": "Be kind." }],
             "tools": [{ "name": "look" }],
             "messages": [
                 { "role": "user", "content": "hi" },
@@ -166,7 +200,12 @@ mod tests {
         ];
         for (dialect, body) in [(Dialect::Chat, chat), (Dialect::Anthropic, anthropic)] {
             let view = View::new(dialect, &body);
-            assert_eq!(seen(&view), expected);
+            let all = seen(&view);
+            let all = all.strip_prefix(&[("system", "Be kind.", None)]).unwrap_or(&all);
+            assert_eq!(all, expected);
+            assert_eq!(view.system, "Be kind.");
+            assert_eq!((view.says("seen"), view.says("kind")), (true, false));
+            assert_eq!((view.call_id("look"), view.call_id("go")), (Some("a"), None));
             assert_eq!(
                 (view.turn, view.stream, view.tools.as_slice()),
                 (1, true, ["look".to_owned()].as_slice())

@@ -14,6 +14,7 @@ use super::{
     report::Report,
     summary::{Causes, Deploy, causes, deploy},
     verdict::Finding,
+    webhooks,
     why::of_waiting,
 };
 
@@ -55,6 +56,7 @@ pub(super) fn report(report: &Report, findings: &[Finding]) -> Value {
         });
     } else {
         value["feed"] = json!(report.feed.as_ref().map(feed));
+        value["webhooks"] = json!(report.webhooks.as_deref().map(webhooks::as_json));
         value["database"] = json!(report.database.as_ref().map(|database| self::database(report, database)));
     }
     value

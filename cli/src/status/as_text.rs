@@ -11,6 +11,7 @@ use super::{
     report::{Report, owner_name},
     summary::{Causes, causes, deploy},
     verdict::Finding,
+    webhooks,
     why::of_waiting,
 };
 use crate::{failure::Failure, output};
@@ -36,6 +37,7 @@ pub(super) fn show(report: &Report, findings: &[Finding]) -> Result<(), Failure>
     section("deferred calls", report.deferred.as_ref(), |deferred| self::deferred(report, deferred))?;
     if report.owner.is_none() {
         section("feed", report.feed.as_ref(), |feed| self::feed(report, feed))?;
+        section("webhooks", report.webhooks.as_ref(), |list| webhooks::show(report, list))?;
         section("database", report.database.as_ref(), |database| database_text::show(report, database))?;
     }
     database_text::retention(report)

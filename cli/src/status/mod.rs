@@ -8,6 +8,7 @@ mod one;
 mod report;
 mod summary;
 mod verdict;
+pub(crate) mod webhooks;
 mod why;
 
 #[cfg(test)]

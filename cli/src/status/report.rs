@@ -6,8 +6,8 @@ use holdfast_store::{
     agents::AgentRow,
     quota::{Limits, Usage},
     status::{
-        self, Ages, Counts, Database, Deferred, Failures, FeedState, Held, Leases, Queue, Retention, Step,
-        Unserved, Worker,
+        self, Ages, Counts, Database, Deferred, EndpointState, Failures, FeedState, Held, Leases, Queue,
+        Retention, Step, Unserved, Worker,
     },
 };
 use uuid::Uuid;
@@ -28,8 +28,8 @@ pub(super) struct Bounds {
     pub(super) long_transaction: TimeDelta,
 }
 
-/// What was read. A section that took too long is `None`; what is told of an owner has no `feed` and no
-/// `database`.
+/// What was read. A section that took too long is `None`; what is told of an owner has no `feed`, no
+/// `database` and no `webhooks`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Report {
     /// The owner that is told of, with its limits and what it uses.
@@ -51,6 +51,7 @@ pub(super) struct Report {
     pub(super) agents: Option<Vec<AgentRow>>,
     pub(super) feed: Option<FeedState>,
     pub(super) database: Option<Database>,
+    pub(super) webhooks: Option<Vec<EndpointState>>,
     pub(super) retention: Retention,
     /// The database's time, where it told it.
     pub(super) now: DateTime<Utc>,
@@ -92,6 +93,7 @@ pub(super) async fn read(store: &Store, args: &StatusArgs) -> Result<Report, Sto
         agents: status::agents(store).await?,
         feed: if of_all { status::feed_within(store).await? } else { None },
         database: if of_all { status::database(store).await? } else { None },
+        webhooks: if of_all { status::webhooks(store).await? } else { None },
         retention: status::retention(store, owner, ages).await?,
     })
 }
@@ -134,6 +136,7 @@ impl Report {
             ("deferred", self.deferred.is_none()),
             ("feed", of_all && self.feed.is_none()),
             ("database", of_all && self.database.is_none()),
+            ("webhooks", of_all && self.webhooks.is_none()),
             ("database.totals", totals),
             ("database.tables", tables),
             ("retention", self.retention.rest.is_none()),

@@ -6,6 +6,7 @@ use holdfast_worker::cause::{cause, is_of_settings};
 
 use super::{
     report::{Report, owner_name},
+    webhooks,
     why::{Why, of_waiting},
 };
 
@@ -64,6 +65,7 @@ slugs! {
     DeferredCallOverdue = "deferred-call-overdue",
     SchedulerSilent = "scheduler-silent",
     FeedLag = "feed-lag",
+    WebhooksUndelivered = "webhooks-undelivered",
     ConnectionsShort = "connections-short",
     LongTransaction = "long-transaction",
     LockWaits = "lock-waits",
@@ -99,6 +101,7 @@ pub(super) fn findings(report: &Report) -> Vec<Finding> {
         let lag = feed.lag_micros / 1_000_000;
         all.push(Slug::FeedLag, format!("the feed across sessions is {lag} s behind{who}"));
     }
+    all.0.extend(webhooks::findings(report));
     if let Some(database) = &report.database {
         of_database(report, database, &mut all);
     }
@@ -114,9 +117,13 @@ struct Findings(Vec<Finding>);
 
 impl Findings {
     fn push(&mut self, slug: Slug, text: String) {
-        // All findings stand in one line, whatever the names in them hold.
-        self.0.push(Finding { slug, text: text.replace(char::is_control, " ") });
+        self.0.push(finding(slug, &text));
     }
+}
+
+/// A finding. All of them stand in one line, whatever the names in them hold.
+pub(super) fn finding(slug: Slug, text: &str) -> Finding {
+    Finding { slug, text: text.replace(char::is_control, " ") }
 }
 
 fn queue(report: &Report, all: &mut Findings) {

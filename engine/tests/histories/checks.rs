@@ -39,10 +39,14 @@ pub(crate) fn observe(calls: &mut BTreeMap<CallId, TrackedCall>, event: &Event) 
             }
         }
         Event::Started { call, .. } => change(call, &[CallState::Ready], CallState::Running),
-        Event::Deferred { call, .. } => change(call, &[CallState::Ready], CallState::Deferred),
+        Event::Deferred { call, .. } => {
+            change(call, &[CallState::Ready, CallState::Running], CallState::Deferred);
+        }
+        Event::Approved { call } => change(call, &[CallState::Deferred], CallState::Ready),
+        Event::Waits { call, .. } => change(call, &[CallState::Ready], CallState::Waiting),
         Event::Returned { call } => change(call, &[CallState::Running], CallState::Ready),
         Event::Finished { call, settled, .. } => {
-            let open = [CallState::Ready, CallState::Running, CallState::Deferred];
+            let open = [CallState::Ready, CallState::Running, CallState::Waiting, CallState::Deferred];
             let to = match settled {
                 Settled::Completed { .. } => CallState::Completed,
                 Settled::Failed { .. } => CallState::Failed,
@@ -50,7 +54,12 @@ pub(crate) fn observe(calls: &mut BTreeMap<CallId, TrackedCall>, event: &Event) 
             };
             change(call, &open, to);
         }
-        Event::Folded { .. } | Event::StopOrdered(_) | Event::Resumed | Event::Held | Event::Sealed(_) => {}
+        Event::Folded { .. }
+        | Event::Read { .. }
+        | Event::StopOrdered(_)
+        | Event::Resumed
+        | Event::Held
+        | Event::Sealed(_) => {}
     }
 }
 

@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use holdfast_engine::{
     decide::Next,
-    ids::CallId,
+    ids::{CallId, MailId},
     mail::{Control, MailBody, Settled},
     model::Message,
     session::{CallState, Hold, Status},
@@ -159,7 +159,7 @@ fn a_completion_that_beats_a_cancel_is_told_late_and_once() {
 fn a_call_cancelled_after_its_placeholder_is_told_with_the_next_message() {
     let mut desk = Desk::with_placeholder();
     let call = desk.session.calls[0].id;
-    let letter = desk.order(Control::CancelCalls { tool_call_ids: vec![call] });
+    desk.order(Control::CancelCalls { tool_call_ids: vec![call] });
     desk.order(Control::CancelCalls { tool_call_ids: vec![call] });
     assert_eq!(desk.decide().next, Next::Stop(Status::Idle), "an order is no reason to speak");
     assert_eq!(desk.state(call), CallState::Cancelled);
@@ -167,25 +167,25 @@ fn a_call_cancelled_after_its_placeholder_is_told_with_the_next_message() {
     assert_eq!(desk.decide().next, Next::AskModel);
     assert_eq!(
         desk.said(),
-        [format!("[mail m-{}: tool call p2_0 (ask) cancelled]", short(letter)), "so?".into()]
+        [format!("[mail m-{}: tool call p2_0 (ask) cancelled]", short(MailId(call.0))), "so?".into()]
     );
     assert!(desk.session.calls.iter().all(|call| call.told_result));
 }
 
 #[test]
-fn each_of_several_cancels_tells_of_its_own_calls() {
+fn several_cancels_tell_of_each_call_once() {
     let mut desk = Desk::with_calls(&["ask", "sign"]);
     let calls = desk.calls();
     desk.decide();
     desk.says("meanwhile");
     desk.decide();
     desk.answers(&[]);
-    let first = desk.order(Control::CancelCalls { tool_call_ids: vec![calls[0]] });
-    let second = desk.order(Control::CancelCalls { tool_call_ids: calls.clone() });
+    desk.order(Control::CancelCalls { tool_call_ids: vec![calls[0]] });
+    desk.order(Control::CancelCalls { tool_call_ids: calls.clone() });
     desk.says("so?");
     desk.decide();
-    let line = |letter, call| format!("[mail m-{}: tool call {call} cancelled]", short(letter));
-    assert_eq!(desk.said(), [line(first, "p2_0 (ask)"), line(second, "p2_1 (sign)"), "so?".into()]);
+    let line = |call: CallId, name| format!("[mail m-{}: tool call {name} cancelled]", short(MailId(call.0)));
+    assert_eq!(desk.said(), [line(calls[0], "p2_0 (ask)"), line(calls[1], "p2_1 (sign)"), "so?".into()]);
 }
 
 #[test]

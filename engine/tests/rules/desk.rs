@@ -42,11 +42,16 @@ pub(crate) struct Desk {
 impl Desk {
     /// An empty session in a run until it is blocked.
     pub(crate) fn new() -> Self {
-        let config = AgentConfig::parse(AGENT).expect("a valid agent");
+        Self::of(AGENT)
+    }
+
+    /// As [`Self::new`], of another agent.
+    pub(crate) fn of(agent: &str) -> Self {
+        let config = AgentConfig::parse(agent).expect("a valid agent");
         Self {
             agent: config.prepare("r1".into(), Vec::new()).expect("a usable agent"),
             session: Session::new(SessionId(Uuid::nil())),
-            run: Run { mode: Mode::UntilBlocked, steps: 0 },
+            run: Run { mode: Mode::UntilBlocked, steps: 0, asking: false },
             inbox: Vec::new(),
             blobs: HashMap::new(),
             letters: 0,
@@ -97,9 +102,34 @@ impl Desk {
         id
     }
 
-    pub(crate) fn says(&mut self, text: &str) {
+    pub(crate) fn says(&mut self, text: &str) -> MailId {
         let query = Payload::Inline(Query { text: text.into(), media: Vec::new() });
-        self.post(MailBody::UserMessage { query });
+        self.post(MailBody::UserMessage { query })
+    }
+
+    /// A person says something that doesn't wait.
+    pub(crate) fn interrupts(&mut self, text: &str) {
+        self.says(text);
+        if let Some(letter) = self.inbox.last_mut() {
+            letter.priority = Priority::High;
+        }
+    }
+
+    /// A letter of another session.
+    pub(crate) fn writes(&mut self, text: &str, hops: u32) -> MailId {
+        let body = MailBody::AgentMessage { text: text.into(), in_reply_to: None, expects_reply: false };
+        let id = self.post(body);
+        if let Some(letter) = self.inbox.last_mut() {
+            letter.hops = hops;
+            letter.from =
+                Sender::Session { session_id: SessionId(Uuid::from_u128(7)), agent: Some("peer".into()) };
+        }
+        id
+    }
+
+    /// Time goes by.
+    pub(crate) fn pass(&self, seconds: i64) {
+        self.clock.set(self.clock.get() + seconds);
     }
 
     pub(crate) fn order(&mut self, message: Control) -> MailId {
@@ -133,6 +163,7 @@ impl Desk {
             now: self.now(),
             fresh: &mut fresh,
             fresh_token: &mut fresh_token,
+            progress: &|_| Vec::new(),
         })
     }
 
@@ -147,16 +178,23 @@ impl Desk {
 
     /// The model answers with calls of (provider's id, tool).
     pub(crate) fn answers_under(&mut self, calls: &[(&str, &str)]) -> Vec<CallId> {
+        let calls: Vec<(&str, &str, String)> =
+            calls.iter().map(|(id, tool)| (*id, *tool, "{}".to_owned())).collect();
+        self.answers_with(&calls)
+    }
+
+    /// The model answers with calls of (provider's id, tool, arguments).
+    pub(crate) fn answers_with(&mut self, calls: &[(&str, &str, String)]) -> Vec<CallId> {
         let raw = serde_json::value::RawValue::from_string(r#"{"role":"assistant"}"#.into());
         let answer = ModelAnswer {
             text: Some("well".into()),
             thinking: None,
             calls: calls
                 .iter()
-                .map(|(id, tool)| RequestedCall {
+                .map(|(id, tool, arguments)| RequestedCall {
                     provider_id: (*id).into(),
                     name: (*tool).into(),
-                    arguments: "{}".into(),
+                    arguments: arguments.clone(),
                 })
                 .collect(),
             usage: None,
@@ -167,6 +205,7 @@ impl Desk {
         let event = self.context(&[], |context| decide::answered(&self.session, context, answer));
         self.session.apply(&event).expect("an answer is legal");
         self.run.steps += 1;
+        self.run.asking = false;
         self.session.round().map(|call| call.id).collect()
     }
 

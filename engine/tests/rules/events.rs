@@ -6,8 +6,9 @@ use holdfast_engine::{
     content::Digest,
     ids::{CallId, Token, TurnId},
     mail::Settled,
-    session::{CallState, Event, Hold, Illegal, Session, Stop, TrackedCall},
+    session::{CallState, Event, Hold, Illegal, Session, Stop, Terms, TrackedCall},
     turn::{Answer, Shown, Turn, TurnBody, UserTurn},
+    waits::Waits,
 };
 use uuid::Uuid;
 
@@ -22,7 +23,7 @@ fn session_with(state: CallState) -> (Session, CallId) {
         CallState::Completed => Some(completed("done")),
         CallState::Failed => Some(failed("no")),
         CallState::Cancelled => Some(Settled::Cancelled { message: "stop".into() }),
-        CallState::Ready | CallState::Running | CallState::Deferred => None,
+        CallState::Ready | CallState::Running | CallState::Waiting | CallState::Deferred => None,
     };
     let id = call.id;
     (desk.session, id)
@@ -30,7 +31,14 @@ fn session_with(state: CallState) -> (Session, CallId) {
 
 fn user_turn(position: i64, answers: Vec<Answer>) -> Event {
     let nothing = Digest::of(b"[]");
-    let user = UserTurn { system: nothing, tools: nothing, answers, said: Vec::new(), mail: Vec::new() };
+    let user = UserTurn {
+        system: nothing,
+        tools: nothing,
+        answers,
+        said: Vec::new(),
+        mail: Vec::new(),
+        said_in_answer: false,
+    };
     let id = TurnId(Uuid::from_u128(500));
     Event::Sealed(Arc::new(Turn {
         id,
@@ -46,7 +54,7 @@ fn answer(call: CallId, shown: Shown) -> Answer {
 
 /// Every event, by name, and the states of its call in which it may happen.
 fn table(call: CallId, other: &TrackedCall, llm: &Arc<Turn>) -> Vec<(&'static str, Event, Vec<CallState>)> {
-    use CallState::{Cancelled, Completed, Deferred, Failed, Ready, Running};
+    use CallState::{Cancelled, Completed, Deferred, Failed, Ready, Running, Waiting};
     let at = chrono::DateTime::UNIX_EPOCH;
     let every = CallState::ALL.to_vec();
     let token = Token(Uuid::from_u128(9));
@@ -54,13 +62,25 @@ fn table(call: CallId, other: &TrackedCall, llm: &Arc<Turn>) -> Vec<(&'static st
     let told = |shown| user_turn(3, vec![answer(call, shown)]);
     vec![
         ("started", Event::Started { call, at }, vec![Ready]),
-        ("deferred", Event::Deferred { call, token, expires_at: None, at }, vec![Ready]),
+        (
+            "deferred",
+            Event::Deferred { call, token, expires_at: None, terms: Terms::default(), at },
+            vec![Ready, Running],
+        ),
         ("returned", Event::Returned { call }, vec![Running]),
-        ("completed", finished(completed("x")), vec![Ready, Running, Deferred]),
-        ("failed", finished(failed("x")), vec![Ready, Running, Deferred]),
-        ("cancelled", finished(Settled::Cancelled { message: "x".into() }), vec![Ready, Running, Deferred]),
+        ("completed", finished(completed("x")), vec![Ready, Running, Waiting, Deferred]),
+        ("failed", finished(failed("x")), vec![Ready, Running, Waiting, Deferred]),
+        (
+            "cancelled",
+            finished(Settled::Cancelled { message: "x".into() }),
+            vec![Ready, Running, Waiting, Deferred],
+        ),
         ("sealed over an end", told(Shown::Settled(failed("x"))), vec![Completed, Failed, Cancelled]),
-        ("sealed over an open call", told(Shown::Placeholder("open".into())), vec![Deferred]),
+        (
+            "sealed over an open call",
+            told(Shown::Placeholder("open".into())),
+            vec![Ready, Running, Waiting, Deferred],
+        ),
         ("sealed without the answer", user_turn(3, Vec::new()), vec![]),
         ("folded", Event::Folded { cursor: 1, left: Vec::new() }, every.clone()),
         ("folded backwards", Event::Folded { cursor: 0, left: Vec::new() }, vec![]),
@@ -68,6 +88,9 @@ fn table(call: CallId, other: &TrackedCall, llm: &Arc<Turn>) -> Vec<(&'static st
         ("stopped", Event::StopOrdered(Stop::Cancelled), every.clone()),
         ("resumed", Event::Resumed, every.clone()),
         ("held", Event::Held, every),
+        ("approved", Event::Approved { call }, vec![Deferred]),
+        ("waiting", Event::Waits { call, waits: Waits::Mail, until: None, at }, vec![Ready]),
+        ("read", Event::Read { call }, vec![Completed, Failed, Cancelled]),
         ("answered", Event::Answered { turn: Arc::clone(llm), calls: vec![other.clone()] }, vec![]),
     ]
 }

@@ -31,7 +31,14 @@ fn push(session: &mut Session, body: TurnBody) {
 
 fn user(answers: Vec<Answer>, said: Vec<Said>) -> TurnBody {
     let (digest, _) = nothing();
-    TurnBody::User(UserTurn { system: digest, tools: digest, answers, said, mail: Vec::new() })
+    TurnBody::User(UserTurn {
+        system: digest,
+        tools: digest,
+        answers,
+        said,
+        mail: Vec::new(),
+        said_in_answer: false,
+    })
 }
 
 fn says(text: &str) -> Said {

@@ -1,10 +1,10 @@
 //! The rows that a step adds or changes: turns, calls and tokens, one statement a table.
 
+use chrono::{DateTime, Utc};
 use holdfast_engine::{
     content::{Blob, Usage},
     ids::CallId,
-    policy::Disposition,
-    session::{CallState, Event, TrackedCall},
+    session::{CallState, Event, Terms, TrackedCall},
     turn::{TURN_FORMAT, Turn, TurnBody},
 };
 use uuid::Uuid;
@@ -14,6 +14,7 @@ use crate::{
     accept::cancel_continuations,
     errors::StoreError,
     letters::{NewEvent, plain},
+    spawn::spawn,
     sql,
     transaction::{Writes, parameters},
 };
@@ -27,10 +28,10 @@ pub(super) fn write<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> R
     insert_calls(writes, members)?;
     update_calls(writes, members)?;
     insert_events(writes, members);
-    open_tokens(writes, members);
+    open_tokens(writes, members)?;
     close_tokens(writes, members);
     insert_blobs(writes, members);
-    Ok(())
+    spawn_sessions(writes, members)
 }
 
 /// One column of a statement's arrays.
@@ -118,6 +119,9 @@ fn touched_calls(work: &Commit) -> impl Iterator<Item = &TrackedCall> {
         work.happened.iter().any(|event| match event {
             Event::Started { call, .. }
             | Event::Deferred { call, .. }
+            | Event::Approved { call }
+            | Event::Waits { call, .. }
+            | Event::Read { call }
             | Event::Returned { call }
             | Event::Finished { call, .. } => *call == id,
             _ => false,
@@ -137,6 +141,11 @@ fn calls_of<'a>(members: &'a [Member<'a>], new: bool) -> Vec<(Uuid, &'a TrackedC
 
 fn settled_of(calls: &[(Uuid, &TrackedCall)]) -> Result<Vec<Option<String>>, StoreError> {
     let text = |call: &TrackedCall| call.settled.as_ref().map(serde_json::to_string).transpose();
+    Ok(calls.iter().map(|(_, call)| text(call)).collect::<Result<_, _>>()?)
+}
+
+fn waits_of(calls: &[(Uuid, &TrackedCall)]) -> Result<Vec<Option<String>>, StoreError> {
+    let text = |call: &TrackedCall| call.waits.as_ref().map(serde_json::to_string).transpose();
     Ok(calls.iter().map(|(_, call)| text(call)).collect::<Result<_, _>>()?)
 }
 
@@ -175,6 +184,8 @@ fn insert_calls<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Resul
             column(&calls, |(_, call)| call.finished_at),
             column(&calls, |(_, call)| call.told),
             column(&calls, |(_, call)| call.told_result),
+            waits_of(&calls)?,
+            column(&calls, |(_, call)| call.read),
         ],
     );
     Ok(())
@@ -199,45 +210,61 @@ fn update_calls<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Resul
             column(&calls, |(_, call)| call.finished_at),
             column(&calls, |(_, call)| call.told),
             column(&calls, |(_, call)| call.told_result),
+            waits_of(&calls)?,
+            column(&calls, |(_, call)| call.read),
         ],
     );
     Ok(())
 }
 
-/// Opens the tokens of calls that steps deferred. A token works from this commit on.
-fn open_tokens<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
-    let deferred = |work: &Commit, id: CallId| {
-        work.happened.iter().any(|event| matches!(event, Event::Deferred { call, .. } if *call == id))
-    };
-    let opened: Vec<(&Member<'_>, &TrackedCall, Uuid)> = members
+/// A call that a step deferred, with its token and its terms.
+struct Opened<'a> {
+    member: &'a Member<'a>,
+    call: &'a TrackedCall,
+    token: Uuid,
+    terms: &'a Terms,
+    at: DateTime<Utc>,
+}
+
+/// Opens the tokens of calls that steps deferred. A token works from this commit on. A call whose token the same
+/// step ended is among them, so that its token is known to have been there.
+fn open_tokens<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Result<(), StoreError> {
+    let opened: Vec<Opened<'a>> = members
         .iter()
-        .flat_map(|member| touched_calls(member.work).map(move |call| (member, call)))
-        .filter(|(member, call)| deferred(member.work, call.id))
-        .filter_map(|(member, call)| call.token.map(|token| (member, call, token.0)))
+        .flat_map(|member| member.work.happened.iter().map(move |event| (member, event)))
+        .filter_map(|(member, event)| match event {
+            Event::Deferred { call, token, terms, at, .. } => {
+                let call = member.work.session.call(*call)?;
+                Some(Opened { member, call, token: token.0, terms, at: *at })
+            }
+            _ => None,
+        })
         .collect();
     if opened.is_empty() {
-        return;
+        return Ok(());
     }
-    let reason = |call: &TrackedCall| match call.policy.disposition.base() {
-        Disposition::Defer { reason } => plain(reason, DETAIL_LIMIT),
-        _ => String::new(),
-    };
+    let answers =
+        opened.iter().map(|new| new.terms.on_deadline.as_ref().map(serde_json::to_string).transpose());
+    let answers: Vec<Option<String>> = answers.collect::<Result<_, _>>()?;
     writes.push(
         sql::INSERT_CONTINUATIONS,
         parameters![
-            column(&opened, |(_, _, token)| *token),
-            column(&opened, |(member, _, _)| member.work.session.id.0),
-            column(&opened, |(_, call, _)| call.id.0),
-            column(&opened, |(member, _, _)| member.before.owner.as_str()),
-            column(&opened, |(member, _, _)| member.work.agent.as_str()),
-            column(&opened, |(_, call, _)| call.name.as_str()),
-            column(&opened, |(_, call, _)| reason(call)),
-            column(&opened, |(_, call, _)| call.provider_id.as_str()),
-            column(&opened, |(_, call, _)| call.arguments.as_str()),
-            column(&opened, |(_, call, _)| call.started_at.unwrap_or(call.created_at)),
-            column(&opened, |(_, call, _)| call.expires_at),
+            column(&opened, |new| new.token),
+            column(&opened, |new| new.member.work.session.id.0),
+            column(&opened, |new| new.call.id.0),
+            column(&opened, |new| new.member.before.owner.as_str()),
+            column(&opened, |new| new.member.work.agent.as_str()),
+            column(&opened, |new| new.call.name.as_str()),
+            column(&opened, |new| plain(&new.terms.reason, DETAIL_LIMIT)),
+            column(&opened, |new| new.call.provider_id.as_str()),
+            column(&opened, |new| new.call.arguments.as_str()),
+            column(&opened, |new| new.at),
+            column(&opened, |new| new.call.expires_at),
+            answers,
+            column(&opened, |new| new.terms.approval),
         ],
     );
+    Ok(())
 }
 
 /// Closes the tokens of calls that steps cancelled. A completion that came before the cancel stays, and
@@ -314,4 +341,14 @@ fn insert_blobs<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
             column(&blobs, |(_, blob)| blob.text.as_str()),
         ],
     );
+}
+
+/// Starts the members' child sessions.
+fn spawn_sessions<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Result<(), StoreError> {
+    for member in members {
+        for new in &member.work.spawns {
+            spawn(writes, member.before, &member.work.agent, new)?;
+        }
+    }
+    Ok(())
 }

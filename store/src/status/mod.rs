@@ -12,6 +12,7 @@ mod queue;
 mod retention;
 mod session;
 mod sql;
+mod webhooks;
 
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub use queue::{Counts, OwnerLoad, Queue, Unserved, Waiting, counts, owner, queu
 pub use retention::{Ages, Closed, OldEvents, Rest, Retention, SESSIONS_LOOKED_AT, retention};
 pub use session::{Happened, OneCall, OneRun, OneSession, session};
 pub use sql::ALL;
+pub use webhooks::{EndpointState, webhooks};
 
 /// How long one statement of a report may take.
 pub const SECTION_LIMIT: Duration = Duration::from_secs(2);
@@ -41,7 +43,7 @@ pub const COUNTED: i64 = 100_000;
 pub const QUEUED_LOOKED_AT: i64 = 1_000_000;
 
 /// Reads a section of a report; `None` if a statement took longer than [`SECTION_LIMIT`].
-async fn within<T>(
+pub(crate) async fn within<T>(
     store: &Store,
     read: impl AsyncFnOnce(&mut PgConnection) -> Result<T, sqlx::Error>,
 ) -> Result<Option<T>, StoreError> {

@@ -12,4 +12,5 @@ statements! {
     "queue", "parked", "owners", "waiting", "unserved", "leases", "takeovers", "steps", "deferred", "deferred_groups",
     "deferred_oldest", "failures", "failed_sessions", "connections", "transactions", "horizon", "lock_waits", "waits",
     "tables", "totals", "closed_sessions", "retention", "old_events", "session", "session_calls", "session_events",
+    "webhooks",
 }

@@ -4,14 +4,11 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_engine::{decide::Mode, session::Status};
-use holdfast_store::{
-    agents,
-    commit::{Outcome, RunAfter},
-};
+use holdfast_store::commit::{Outcome, RunAfter};
 use holdfast_tests::{
     gates::Stopper,
     step::{Holder, calls, claim, release, renew, says, send},
-    store::{AGENT, LONG, World, agent, open, roster},
+    store::{AGENT, LONG, World, agent, open, record, roster},
 };
 
 /// Everything of a session that a commit could change.
@@ -177,7 +174,7 @@ async fn epochs_are_never_used_again_after_run_rows_go() {
 #[tokio::test]
 async fn claims_take_what_their_worker_can_serve_and_no_more() {
     let world = World::new().await;
-    agents::record(&world.store, "other", "r1", "{}").await.expect("recorded");
+    record(&world.store, "other", &agent("r1")).await.expect("recorded");
     let session = world.asked("hello").await;
     let look = |agents: &[&str]| {
         let (store, agents) =
@@ -197,7 +194,7 @@ async fn claims_take_what_their_worker_can_serve_and_no_more() {
 
     // A newer revision becomes current: its workers take runs that ask for the older one, and workers
     // of the older one go on taking them.
-    agents::record(&world.store, AGENT, &agent("r2").revision, "{}").await.expect("recorded");
+    record(&world.store, AGENT, &agent("r2")).await.expect("recorded");
     assert_eq!(look(&["helper@r2"]).await, [session]);
     assert_eq!(look(&["helper@r1"]).await, [session]);
     // A run that asks for the new one isn't for workers that only have the old one.

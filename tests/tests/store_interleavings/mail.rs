@@ -57,12 +57,12 @@ async fn mail_before_the_release(run: RunAfter) {
 
 #[tokio::test]
 async fn mail_before_an_ends_lock_lets_the_run_go_on() {
-    mail_before_the_release(end()).await;
+    Box::pin(mail_before_the_release(end())).await;
 }
 
 #[tokio::test]
 async fn mail_before_a_parks_lock_lets_the_run_go_on() {
-    mail_before_the_release(park()).await;
+    Box::pin(mail_before_the_release(park())).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! Scripts in temporary directories, and the means to call them.
 #![expect(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod tree;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,

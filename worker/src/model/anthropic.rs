@@ -8,6 +8,7 @@ use holdfast_engine::{
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
+    EMPTY_MESSAGE,
     call_ids::CallIds,
     error::ModelError,
     fit,
@@ -105,7 +106,7 @@ fn user(text: &str, media: &[Media]) -> Vec<Box<RawValue>> {
         (false, _) => Some(text),
         (true, false) => None,
         // The API takes no empty message, and the roles must alternate.
-        (true, true) => Some("(empty message)"),
+        (true, true) => Some(EMPTY_MESSAGE),
     };
     let text = shown.map(text_block);
     text.into_iter().chain(media.iter().map(|media| raw(&anthropic_block(media)))).collect()
@@ -170,7 +171,7 @@ fn repair(block: &mut Object) -> bool {
         block.set("name", fit::INVALID_NAME);
     }
     let input = block.get("input").filter(|input| input.get() != "null");
-    let misused = input.and_then(Object::parse).is_none();
+    let misused = !input.is_some_and(|input| fit::is_object(input.get()));
     if misused {
         block.set("input", &fit::arguments(input.map(RawValue::get).unwrap_or_default()));
     }

@@ -9,11 +9,16 @@ use std::collections::HashSet;
 
 use holdfast_engine::model::{Flavor, RequestedCall};
 
+/// The longest id that OpenAI takes, in characters.
+const MAX_SHORT: usize = 40;
+
 /// What a provider asks of ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     /// Any text, unique within a message.
     Any,
+    /// Any text of at most [`MAX_SHORT`] characters, unique within a message.
+    Short,
     /// Nine letters and digits, unique within a message.
     NineAlphanumeric,
     /// Letters, digits, `_` and `-`, unique within the request.
@@ -37,9 +42,8 @@ impl CallIds {
         let rule = match flavor {
             Flavor::MistralV1 => Rule::NineAlphanumeric,
             Flavor::Anthropic => Rule::Plain,
-            Flavor::OpenAIv1 | Flavor::OpenAI | Flavor::KimiV1 | Flavor::OpenRouter | Flavor::Ollama => {
-                Rule::Any
-            }
+            Flavor::OpenAIv1 => Rule::Short,
+            Flavor::OpenAI | Flavor::KimiV1 | Flavor::OpenRouter | Flavor::Ollama => Rule::Any,
         };
         Self { rule, spent: HashSet::new(), current: Vec::new() }
     }
@@ -85,14 +89,17 @@ impl Rule {
                 .chars()
                 .map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' })
                 .collect(),
-            (Self::Any | Self::NineAlphanumeric, false) => id.to_owned(),
+            (Self::Any | Self::Short | Self::NineAlphanumeric, false) => id.to_owned(),
         };
         let fits = base.len() == 9 && base.bytes().all(|byte| byte.is_ascii_alphanumeric());
         match self {
             Self::NineAlphanumeric if fits && repeat == 0 => base,
             Self::NineAlphanumeric => nine_characters(&base, repeat),
-            Self::Any | Self::Plain if repeat == 0 => base,
-            Self::Any | Self::Plain => format!("{base}_{}", repeat + 1),
+            Self::Any | Self::Short | Self::Plain => {
+                let id = if repeat == 0 { base.clone() } else { format!("{base}_{}", repeat + 1) };
+                let long = self == Self::Short && id.chars().count() > MAX_SHORT;
+                if long { format!("call_{}", nine_characters(&base, repeat)) } else { id }
+            }
         }
     }
 }
@@ -137,6 +144,18 @@ mod tests {
         assert_eq!(out, ["call_0", "x", "x_2", "call_3"]);
         let answers: Vec<_> = ["", "x", "x", ""].iter().map(|id| ids.answer(id)).collect();
         assert_eq!(answers, out);
+    }
+
+    #[test]
+    fn openai_gets_at_most_forty_characters() {
+        let (fits, long) = ("x".repeat(40), "y".repeat(41));
+        let mut ids = CallIds::new(Flavor::OpenAIv1);
+        let out = ids.begin(&calls(&[&fits, &fits, &long, &long]));
+        assert_eq!(out[0], fits);
+        assert!(out.iter().all(|id| id.len() <= 40), "{out:?}");
+        assert_eq!(HashSet::<&String>::from_iter(&out).len(), 4, "{out:?}");
+        assert_eq!([ids.answer(&long), ids.answer(&long)], [out[2].clone(), out[3].clone()]);
+        assert_eq!(CallIds::new(Flavor::OpenRouter).begin(&calls(&[&long])), [long]);
     }
 
     #[test]

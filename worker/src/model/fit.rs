@@ -3,7 +3,7 @@
 //! A model may ask for a tool without a name, or with arguments that are no JSON object. The call has its
 //! answer and stays in the history, but providers refuse a request whose history holds it as it was written.
 
-use serde_json::{json, value::RawValue};
+use serde_json::{Map, Value, json, value::RawValue};
 
 use super::wire::{Object, raw};
 
@@ -22,13 +22,19 @@ pub(super) fn name(name: &str) -> &str {
     if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain) { name } else { INVALID_NAME }
 }
 
+/// Whether a text is an object that can be read throughout. A raw value passes over what stands within texts: half
+/// of a surrogate pair, say, for which APIs refuse the whole request as no JSON.
+pub(super) fn is_object(text: &str) -> bool {
+    serde_json::from_str::<Map<String, Value>>(text).is_ok()
+}
+
 /// Arguments as an object, in the model's own spelling if they are one.
 pub(super) fn arguments(text: &str) -> Box<RawValue> {
     if text.trim().is_empty() {
         return raw(&json!({}));
     }
     match serde_json::from_str::<Box<RawValue>>(text) {
-        Ok(object) if Object::parse(&object).is_some() => object,
+        Ok(object) if is_object(object.get()) => object,
         _ => raw(&json!({ MALFORMED_ARGUMENTS: text })),
     }
 }
@@ -46,7 +52,7 @@ pub(super) fn repaired_function(function: Option<&RawValue>) -> Option<Object> {
     let repaired = match (text(given), given) {
         // An object keeps its text but for blanks around it; anything else has become another text.
         (Some(text), _) => Some(arguments(&text)).filter(|fit| fit.get() != text.trim()),
-        (None, Some(value)) if Object::parse(value).is_some() => None,
+        (None, Some(value)) if is_object(value.get()) => None,
         (None, Some(value)) => Some(arguments(value.get())),
         (None, None) => Some(raw(&json!({}))),
     };
@@ -87,7 +93,7 @@ mod tests {
     fn arguments_are_an_object() {
         assert_eq!(arguments(r#"{"at": 1.50}"#).get(), r#"{"at": 1.50}"#);
         assert_eq!(arguments(" \n").get(), "{}");
-        for text in ["[1", "[1]", "7", "\"x\"", "{\"a\":1} x", "{\"cut"] {
+        for text in ["[1", "[1]", "7", "\"x\"", "{\"a\":1} x", "{\"cut", r#"{"a":"\ud800"}"#] {
             let wrapped: serde_json::Value = serde_json::from_str(arguments(text).get()).expect("JSON");
             assert_eq!(wrapped, json!({ "_malformed": text }));
         }
@@ -116,6 +122,10 @@ mod tests {
             (
                 r#"{"name":"look","arguments":[1]}"#,
                 r#"{"name":"look","arguments":"{\"_malformed\":\"[1]\"}"}"#,
+            ),
+            (
+                r#"{"name":"look","arguments":"{\"a\":\"\\ud800\"}"}"#,
+                r#"{"name":"look","arguments":"{\"_malformed\":\"{\\\"a\\\":\\\"\\\\ud800\\\"}\"}"}"#,
             ),
             (r#"{"arguments":"{}"}"#, r#"{"arguments":"{}","name":"invalid_tool"}"#),
             (r#"7"#, r#"{"name":"invalid_tool","arguments":"{}"}"#),

@@ -50,6 +50,9 @@ pub use self::{
 };
 use self::{error::Failure, http::Exchange, retry::Schedule, wire::Object};
 
+/// What stands for a user's message without any text, where the API takes none.
+const EMPTY_MESSAGE: &str = "(empty message)";
+
 /// Asks models.
 pub trait ModelClient: Send + Sync {
     /// Asks until there is an answer or no hope of one.

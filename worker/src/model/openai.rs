@@ -7,9 +7,11 @@ use holdfast_engine::{
     model::{Flavor, Message, ModelRequest, ModelTarget, RequestedCall},
     tool::ToolSpec,
 };
+use serde::Serialize;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
+    EMPTY_MESSAGE,
     call_ids::CallIds,
     error::ModelError,
     fit,
@@ -56,28 +58,61 @@ fn tool(spec: &ToolSpec) -> Value {
     })
 }
 
+/// What the assistant is made to say where Mistral takes no user message: right after a tool message.
+const BRIDGE: &str = "Done.";
+
+/// Messages as they go out. `after_tool` says whether the last is a tool's.
+struct Messages {
+    flavor: Flavor,
+    out: Vec<Box<RawValue>>,
+    after_tool: bool,
+}
+
+impl Messages {
+    fn user(&mut self, message: &Value) {
+        if self.after_tool && self.flavor == Flavor::MistralV1 {
+            self.push(&json!({ "role": "assistant", "content": BRIDGE }));
+        }
+        self.push(message);
+    }
+
+    fn tool(&mut self, message: &Value) {
+        self.push(message);
+        self.after_tool = true;
+    }
+
+    fn push(&mut self, message: &(impl Serialize + ?Sized)) {
+        self.out.push(raw(message));
+        self.after_tool = false;
+    }
+}
+
 fn messages(flavor: Flavor, request: &ModelRequest) -> Vec<Box<RawValue>> {
-    let mut out = Vec::with_capacity(request.messages.len() + 1);
+    let out = Vec::with_capacity(request.messages.len() + 1);
+    let mut out = Messages { flavor, out, after_tool: false };
     let mut ids = CallIds::new(flavor);
     // A user message may come only after all tool messages of a block, so their attachments wait here.
     let mut attachments = Vec::new();
     let system: Vec<_> = request.system.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     if !system.is_empty() {
-        out.push(raw(&json!({ "role": "system", "content": system.join("\n\n") })));
+        out.push(&json!({ "role": "system", "content": system.join("\n\n") }));
     }
     for message in &request.messages {
         if !matches!(**message, Message::Tool { .. }) {
-            out.extend(attachment_message(mem::take(&mut attachments)));
+            attach(&mut out, mem::take(&mut attachments));
         }
         match &**message {
-            Message::User { text, media } => out.push(raw(&user(flavor, text, media))),
+            Message::User { text, media } => out.user(&user(flavor, text, media)),
             Message::Assistant { text, calls, flavor: from, raw: own } => {
                 let out_ids = ids.begin(calls);
                 let own = own.as_deref().filter(|_| *from != Flavor::Anthropic).and_then(Object::parse);
-                out.push(match own {
-                    Some(own) => raw(&replay(own, calls, &out_ids)),
-                    None => raw(&assistant(text.as_deref(), calls, &out_ids)),
-                });
+                let message = match own {
+                    Some(own) => replay(own, calls, &out_ids),
+                    None => assistant(text.as_deref(), calls, &out_ids),
+                };
+                if !calls.is_empty() || !refuses_empty(flavor) || !says_nothing(&message) {
+                    out.push(&message);
+                }
             }
             Message::Tool { provider_id, name, text, media } => {
                 let id = ids.answer(provider_id);
@@ -85,21 +120,39 @@ fn messages(flavor: Flavor, request: &ModelRequest) -> Vec<Box<RawValue>> {
                     attachments.push(json!({ "type": "text", "text": format!("attachments of tool result {name} ({id}):") }));
                     attachments.extend(media.iter().map(|media| chat_part(media, flavor)));
                 }
-                out.push(raw(&tool_message(flavor, &id, name, text)));
+                out.tool(&tool_message(flavor, &id, name, text));
             }
         }
     }
-    out.extend(attachment_message(attachments));
-    out
+    attach(&mut out, attachments);
+    out.out
 }
 
-fn attachment_message(parts: Vec<Value>) -> Option<Box<RawValue>> {
-    (!parts.is_empty()).then(|| raw(&json!({ "role": "user", "content": parts })))
+fn attach(out: &mut Messages, parts: Vec<Value>) {
+    if !parts.is_empty() {
+        out.user(&json!({ "role": "user", "content": parts }));
+    }
+}
+
+/// Whether the API refuses an assistant's message that neither says nor asks anything. Without it the
+/// conversation is still in order: neighbouring user messages are taken.
+fn refuses_empty(flavor: Flavor) -> bool {
+    matches!(flavor, Flavor::MistralV1 | Flavor::KimiV1)
+}
+
+fn says_nothing(message: &Object) -> bool {
+    match message.get("content").map(|content| serde_json::from_str(content.get())) {
+        Some(Ok(Value::String(text))) => text.trim().is_empty(),
+        Some(Ok(Value::Array(parts))) => parts.is_empty(),
+        other => matches!(other, None | Some(Ok(Value::Null))),
+    }
 }
 
 fn user(flavor: Flavor, text: &str, media: &[Media]) -> Value {
     if media.is_empty() {
-        return json!({ "role": "user", "content": text });
+        // Kimi takes no empty message.
+        let blank = flavor == Flavor::KimiV1 && text.trim().is_empty();
+        return json!({ "role": "user", "content": if blank { EMPTY_MESSAGE } else { text } });
     }
     let text = (!text.is_empty()).then(|| json!({ "type": "text", "text": text }));
     let parts: Vec<_> = text.into_iter().chain(media.iter().map(|media| chat_part(media, flavor))).collect();

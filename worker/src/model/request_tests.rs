@@ -337,3 +337,72 @@ fn mistral_ids_agree_between_calls_and_results() {
     assert_eq!((id.len(), messages[1]["tool_call_id"].as_str()), (9, Some(id)));
     assert_eq!(messages[1]["name"], "look");
 }
+
+#[test]
+fn mistral_gets_an_assistant_between_a_result_and_the_user() {
+    let request = request(vec![
+        assistant(Flavor::OpenAI, None, vec![call("a", "{}")], None),
+        tool("a", "[image]", vec![image()]),
+        user("and?"),
+        assistant(Flavor::OpenAI, None, vec![call("b", "{}")], None),
+        tool("b", "ok", vec![]),
+        user("mail"),
+    ]);
+    let roles = |flavor| {
+        let messages = body(&target(flavor), &request)["messages"].clone();
+        let roles = messages.as_array().expect("a list").iter().map(|message| message["role"].clone());
+        (roles.collect::<Vec<_>>(), messages)
+    };
+    let (mistral, messages) = roles(Flavor::MistralV1);
+    let bridged =
+        ["assistant", "tool", "assistant", "user", "user", "assistant", "tool", "assistant", "user"];
+    assert_eq!(mistral, bridged);
+    assert_eq!(messages[2], json!({ "role": "assistant", "content": "Done." }));
+    assert_eq!(roles(Flavor::OpenAI).0, ["assistant", "tool", "user", "user", "assistant", "tool", "user"]);
+}
+
+#[test]
+fn an_empty_answer_is_left_out_where_it_is_refused() {
+    let thought = r#"{"role":"assistant","content":"","reasoning_content":"hm"}"#;
+    let request = request(vec![
+        user("x"),
+        assistant(Flavor::KimiV1, None, vec![], Some(thought)),
+        assistant(Flavor::OpenAI, Some(" "), vec![], None),
+        assistant(Flavor::OpenAI, None, vec![call("a", "{}")], None),
+        tool("a", "", vec![]),
+        assistant(Flavor::MistralV1, None, vec![], Some(r#"{"content":[{"type":"text","text":"y"}]}"#)),
+        user(" "),
+    ]);
+    for (flavor, count) in [(Flavor::KimiV1, 5), (Flavor::MistralV1, 5), (Flavor::OpenAI, 7)] {
+        let messages = body(&target(flavor), &request)["messages"].clone();
+        assert_eq!(messages.as_array().map(Vec::len), Some(count), "{flavor:?}");
+        let last = if flavor == Flavor::KimiV1 { "(empty message)" } else { " " };
+        assert_eq!(messages[count - 1]["content"], last, "{flavor:?}");
+    }
+}
+
+#[test]
+fn half_a_surrogate_pair_goes_nowhere_as_it_is() {
+    let arguments = r#"{"at":"\ud800"}"#;
+    let chat = r#"{"role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"look","arguments":"{\"at\":\"\\ud800\"}"}}]}"#;
+    let blocks = format!(r#"[{{"type":"tool_use","id":"a","name":"look","input":{arguments}}}]"#);
+    for flavor in Flavor::ALL {
+        let anthropic = flavor == Flavor::Anthropic;
+        for raw in [None, Some(if anthropic { blocks.as_str() } else { chat })] {
+            let request = request(vec![
+                user("x"),
+                assistant(flavor, None, vec![call("a", arguments)], raw),
+                tool("a", "no", vec![]),
+            ]);
+            let message = body(&target(flavor), &request)["messages"][1].clone();
+            let told = match anthropic {
+                true => message["content"][0]["input"].clone(),
+                false => {
+                    let text = message["tool_calls"][0]["function"]["arguments"].as_str().expect("text");
+                    serde_json::from_str(text).expect("JSON")
+                }
+            };
+            assert_eq!(told, json!({ "_malformed": arguments }), "{flavor:?} {raw:?}");
+        }
+    }
+}

@@ -106,7 +106,7 @@ fn the_report_has_the_fields_that_programs_know() {
 #[test]
 fn of_one_owner_only_what_is_its_own_is_told() {
     let mut report = calm();
-    (report.feed, report.database) = (None, None);
+    (report.feed, report.database, report.webhooks) = (None, None, None);
     let limits = Limits { max_running: Some(3), ..Limits::default() };
     report.owner = Some(("o".into(), Some((limits, Usage { running: 1, queued: 2 }))));
     assert_eq!(findings(&report), [], "what isn't told of an owner wasn't too slow");

@@ -5,9 +5,9 @@ use holdfast_store::{
     agents::AgentRow,
     quota::Limits,
     status::{
-        Ages, Closed, Connections, Counts, Database, Deferred, Failed, Failures, FeedState, Group, Held,
-        Horizon, Leases, LockWait, OldEvents, OldestCall, OwnerLoad, Queue, Rest, Retention, Step, StepKind,
-        Table, TakenOver, Totals, Transaction, Unserved, Waiting, Worker, Writer,
+        Ages, Closed, Connections, Counts, Database, Deferred, EndpointState, Failed, Failures, FeedState,
+        Group, Held, Horizon, Leases, LockWait, OldEvents, OldestCall, OwnerLoad, Queue, Rest, Retention,
+        Step, StepKind, Table, TakenOver, Totals, Transaction, Unserved, Waiting, Worker, Writer,
     },
 };
 use serde_json::json;
@@ -142,6 +142,7 @@ pub(super) fn calm() -> Report {
         }]),
         feed: Some(FeedState { held_back: 7, lag_micros: 2_500_000, oldest_writer: None }),
         database: Some(database()),
+        webhooks: Some(vec![endpoint()]),
         retention: Retention {
             rest: Some(Rest {
                 deleted: 2,
@@ -162,11 +163,28 @@ pub(super) fn held(ends_in: i64) -> Held {
     Held { worker: worker().id, held: 1, expired, soonest: ago(-ends_in), taken_over: 0 }
 }
 
+pub(super) fn endpoint() -> EndpointState {
+    EndpointState {
+        name: "server".into(),
+        disabled_at: None,
+        pending: 1,
+        oldest: Some(ago(5)),
+        dead: 0,
+        unread_since: None,
+        last_error: Some("status 503".into()),
+    }
+}
+
 /// A slug, and what makes it.
 pub(super) type Trouble = (Slug, Box<dyn Fn(&mut Report)>);
 
 /// Each thing that can be wrong, and nothing else beside it.
 pub(super) fn troubles() -> Vec<Trouble> {
+    of_the_house().into_iter().chain(of_webhooks()).collect()
+}
+
+/// What can be wrong with all but webhooks.
+fn of_the_house() -> Vec<Trouble> {
     fn trouble(slug: Slug, make: impl Fn(&mut Report) + 'static) -> Trouble {
         (slug, Box::new(make))
     }
@@ -255,6 +273,20 @@ pub(super) fn troubles() -> Vec<Trouble> {
         }),
         trouble(Slug::StatusSlow, |report| report.steps = None),
     ]
+}
+
+/// What can be wrong with webhooks.
+fn of_webhooks() -> Vec<Trouble> {
+    let endpoints = [
+        EndpointState { dead: 2, ..endpoint() },
+        EndpointState { disabled_at: Some(ago(9)), ..endpoint() },
+        EndpointState { oldest: Some(ago(600)), ..endpoint() },
+        EndpointState { unread_since: Some(ago(600)), ..endpoint() },
+    ];
+    let trouble = |one: EndpointState| -> Trouble {
+        (Slug::WebhooksUndelivered, Box::new(move |report| report.webhooks = Some(vec![one.clone()])))
+    };
+    endpoints.map(trouble).into()
 }
 
 /// A night on which all is wrong at once, so that every list has something in it.

@@ -64,7 +64,7 @@ impl World {
         };
         let now = self.tick();
         let mut held = self.held.take().expect("the holder asked");
-        let run = Run { mode: Mode::UntilBlocked, steps: held.steps };
+        let run = Run { mode: Mode::UntilBlocked, steps: held.steps, asking: false };
         let event =
             self.in_context(run, &[], now, |context| decide::answered(&held.session, context, answer));
         held.session.apply(&event).expect("an answer to the newest user turn is legal");
@@ -103,6 +103,7 @@ impl World {
             now,
             fresh: &mut fresh,
             fresh_token: &mut fresh_token,
+            progress: &|_| Vec::new(),
         })
     }
 
@@ -127,7 +128,7 @@ impl World {
     fn decide(&mut self, dice: &mut Dice) {
         let mut held = self.held.take().expect("only the holder decides");
         let (mail, mode) = held.looked.take().expect("looked before it decides");
-        let run = Run { mode, steps: held.steps };
+        let run = Run { mode, steps: held.steps, asking: false };
         let decision = self.decision(&mut held.session, run, mail, dice);
         for Blob { digest, text } in &decision.blobs {
             self.blobs.insert(*digest, Arc::from(text.as_str()));
@@ -147,7 +148,7 @@ impl World {
                 held.running.extend(starts.iter().map(|start| start.call));
                 assert!((1..=2).contains(&held.running.len()), "between one and maxConcurrency calls run");
             }
-            Next::Await(_) => panic!("nothing of this agent waits elsewhere"),
+            Next::Park(_) => panic!("nothing of this agent waits elsewhere"),
             Next::Stop(status) => self.stop(run, status),
         }
     }
@@ -192,7 +193,7 @@ impl World {
 
     pub(crate) fn die_deciding(&mut self) {
         if let (Some(row), Some(mut held)) = (self.row, self.held.take()) {
-            let run = Run { mode: row.mode, steps: held.steps };
+            let run = Run { mode: row.mode, steps: held.steps, asking: false };
             self.decision(&mut held.session, run, self.mailbox.len(), &mut Dice::new(0));
             self.deaths += 1;
         }

@@ -25,20 +25,30 @@ fn mailbox(report: &mut Report, rows: &Rows) {
     report.ensure(rows.mail_cursor == rows.mail_seq, || {
         format!("I1 session {id}: at rest with the cursor at {} of {}", rows.mail_cursor, rows.mail_seq)
     });
-    // An order that ended calls which the model was shown as open rides along with the next thing that
-    // is said; when nothing more is said, it stays.
     let untold = rows
         .mail
         .iter()
-        .filter(|letter| rows.mail_left.contains(&letter.seq) && letter.tag != "control")
+        .filter(|letter| rows.mail_left.contains(&letter.seq))
         .map(|letter| (letter.seq, letter.tag.as_str()))
         .collect::<Vec<_>>();
     report.ensure(untold.is_empty(), || format!("I1 session {id}: at rest with untold mail {untold:?}"));
     let mut tellings: BTreeMap<i64, usize> = BTreeMap::new();
+    let mut ends: BTreeMap<uuid::Uuid, usize> = BTreeMap::new();
     for origin in rows.user_turns().flat_map(|(_, user)| &user.mail) {
+        // The end of a call that came by no letter.
+        if origin.seq == 0 {
+            *ends.entry(origin.id.0).or_insert(0) += 1;
+            continue;
+        }
         *tellings.entry(origin.seq).or_insert(0) += 1;
         let known = rows.mail.iter().any(|letter| letter.seq == origin.seq && letter.id == origin.id.0);
         report.ensure(known, || format!("I1 session {id}: a turn names {origin:?}, which is no mail"));
+    }
+    for (call, count) in ends {
+        let known = rows.calls.iter().any(|one| one.id == call);
+        report.ensure(known && count == 1, || {
+            format!("I1 session {id}: the end of call {call} is told {count} times; known: {known}")
+        });
     }
     for letter in &rows.mail {
         let count = tellings.get(&letter.seq).copied().unwrap_or(0);

@@ -1,10 +1,16 @@
-//! I3 in what the model was sent: each call has one tool message, in order, and history never changes.
+//! I3 in what the model was sent: it keeps the provider's rules, so each call has one tool message; these are in
+//! order; and history never changes.
 
 use std::collections::BTreeMap;
 
+use holdfast_cli::scripted_model::rules::check_messages;
+use holdfast_engine::model::Flavor;
 use serde_json::Value;
 
 use super::Report;
+
+/// The flavour of the chaos' agent.
+const FLAVOR: Flavor = Flavor::OpenAIv1;
 
 /// Checks the bodies of all requests.
 pub(super) fn check(report: &mut Report, requests: &[Value]) {
@@ -12,7 +18,10 @@ pub(super) fn check(report: &mut Report, requests: &[Value]) {
     let mut sessions: BTreeMap<String, Vec<&[Value]>> = BTreeMap::new();
     for request in requests {
         let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
-        answered(report, messages);
+        for violation in check_messages(FLAVOR, messages) {
+            report.violation(format!("I3: {violation} in {}", Value::from(messages.to_vec())));
+        }
+        in_order(report, messages);
         match name(messages) {
             Some(name) => sessions.entry(name).or_default().push(messages),
             None => report.violation(format!("I3: a request of no session: {request}")),
@@ -32,23 +41,19 @@ fn name(messages: &[Value]) -> Option<String> {
     Some(text[from..=from + to].to_owned())
 }
 
-/// The tool messages after a model's message answer its calls, in order, and there are no others.
-fn answered(report: &mut Report, messages: &[Value]) {
-    let mut at = 0;
-    while at < messages.len() {
-        let asked: Vec<&Value> =
-            messages[at]["tool_calls"].as_array().into_iter().flatten().map(|call| &call["id"]).collect();
-        let answers: Vec<&Value> = messages[at + 1..]
-            .iter()
-            .take_while(|message| message["role"] == "tool")
-            .map(|message| &message["tool_call_id"])
-            .collect();
-        // The first message is never a tool's, and each run of tool messages is counted from the message
-        // before it.
-        report.ensure(asked == answers, || {
-            format!("I3: {answers:?} answer {asked:?} in {}", Value::from(messages.to_vec()))
-        });
-        at += 1 + answers.len();
+/// The tool messages after a model's message answer its calls in the order of the calls, which providers don't ask.
+fn in_order(report: &mut Report, messages: &[Value]) {
+    for (at, message) in messages.iter().enumerate() {
+        let asked = message["tool_calls"].as_array().into_iter().flatten().map(|call| &call["id"]);
+        let answers = messages[at + 1..].iter().take_while(|message| message["role"] == "tool");
+        let answers = answers.map(|message| &message["tool_call_id"]);
+        // That each has one answer is the provider's rule.
+        if let Some((asked, answer)) = asked.zip(answers).find(|(asked, answer)| asked != answer) {
+            report.violation(format!(
+                "I3: {answer} answers in the place of {asked} in {}",
+                Value::from(messages.to_vec())
+            ));
+        }
     }
 }
 
@@ -90,10 +95,11 @@ mod tests {
     }
 
     fn request(answers: &[&str], last: &str) -> Value {
+        let call = |id| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
         let mut messages = vec![
             json!({"role": "system", "content": "s"}),
             json!({"role": "user", "content": "[session 1] go"}),
-            json!({"role": "assistant", "tool_calls": [{"id": "a"}, {"id": "b"}]}),
+            json!({"role": "assistant", "tool_calls": [call("a"), call("b")]}),
         ];
         messages
             .extend(answers.iter().map(|id| json!({"role": "tool", "tool_call_id": id, "content": last})));
@@ -103,11 +109,14 @@ mod tests {
     #[test]
     fn calls_have_one_answer_each_in_order() {
         assert_eq!(violations(&[request(&["a", "b"], "x")]), 0);
-        for wrong in [&["a"][..], &["b", "a"], &["a", "b", "b"], &["a", "b", "c"], &[]] {
-            assert_eq!(violations(&[request(wrong, "x")]), 1, "{wrong:?}");
+        // A call without an answer; two out of their order; answers too many; none at all.
+        let wrong =
+            [(&["a"][..], 1), (&["b", "a"], 1), (&["a", "b", "b"], 1), (&["a", "b", "c"], 1), (&[], 2)];
+        for (answers, count) in wrong {
+            assert_eq!(violations(&[request(answers, "x")]), count, "{answers:?}");
         }
         let lone = json!({"messages": [
-            {"role": "user", "content": "[session 2]"}, {"role": "tool", "tool_call_id": "a"}]});
+            {"role": "user", "content": "[session 2]"}, {"role": "tool", "tool_call_id": "a", "content": ""}]});
         assert_eq!(violations(&[lone]), 1);
     }
 

@@ -1,0 +1,50 @@
+//! Child sessions that a step of their parent starts: they are there once the parent's commit is, with their first
+//! letter and their run.
+
+use holdfast_engine::{
+    decide::{Mode, Spawn},
+    mail::{Priority, Sender},
+    session::Status,
+};
+
+use crate::{
+    errors::StoreError,
+    letters::{Ask, Letter, Locked, NewEvent, insert_events, intake},
+    sql,
+    transaction::{Writes, parameters},
+};
+
+/// Adds what starts a child of `parent`, whose row is locked and whose agent is `agent`.
+pub(crate) fn spawn(
+    writes: &mut Writes<'_>,
+    parent: &Locked,
+    agent: &str,
+    new: &Spawn,
+) -> Result<(), StoreError> {
+    let letter = Letter {
+        id: new.letter,
+        from: Sender::Session { session_id: parent.id, agent: Some(agent.to_owned()) },
+        priority: Priority::Normal,
+        hops: new.hops,
+        body: new.body.clone(),
+    };
+    let fresh = Locked { event_seq: 1, ..Locked::fresh(new.id, &parent.owner, parent.root) };
+    let mut intake = intake(&fresh, None, vec![letter], Ask::Run(Mode::UntilBlocked));
+    writes.push(
+        sql::SPAWN_SESSION,
+        parameters![
+            parent.id.0,
+            new.id.0,
+            new.agent.clone(),
+            new.call.map(|call| call.0),
+            intake.status.word(),
+            intake.mail_seq,
+            intake.event_seq,
+        ],
+    );
+    intake.add(writes, new.id, None)?;
+    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
+    let events = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
+    insert_events(writes, new.id, &parent.owner, 0, events);
+    Ok(())
+}

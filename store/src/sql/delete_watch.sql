@@ -1,0 +1,1 @@
+DELETE FROM watches WHERE watcher = $1 AND id = $2

@@ -1,0 +1,1 @@
+SELECT watched, kinds, tool, expires_at FROM watches WHERE watcher = $1 AND id = $2

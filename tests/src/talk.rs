@@ -1,0 +1,275 @@
+//! Conversations in which more goes on than question and answer: calls in the background, interrupts, agents that
+//! call, start and write to one another, sleeps and questions to people. Each is a script of the model, agents, and
+//! what a client does; all of them go on whatever dies meanwhile, and end in the same way.
+
+mod scripts;
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tokio::time::{Duration, Instant};
+use uuid::Uuid;
+
+use crate::world::{AgentFiles, Model, PATIENCE, World, answer};
+
+/// A conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Talk {
+    /// A fast and a slow call; the model is asked when the fast one has ended.
+    OnAnyProgress,
+    /// The same, and all are waited for.
+    WhenAllDone,
+    /// The same, and the model is asked after a while.
+    OnTimeout,
+    /// A slow call that is attached for as long as its rule says.
+    Attached,
+    /// The result of a slow call is read by its status before it is told.
+    ReadFirst,
+    /// A person interrupts while a call is waited for.
+    Interrupted,
+    /// The model waits for a call, and a person interrupts the wait.
+    WaitInterrupted,
+    /// Two agents are called in one round.
+    Helpers,
+    /// An agent is started, watched and answers by mail.
+    Mail,
+    /// A sleep.
+    Sleep,
+    /// A question to a person.
+    Question,
+    /// A question to a person that nobody answers.
+    Unanswered,
+    /// A call that a person lets run, one that a predicate denies, and one that a hook hands out.
+    Approvals,
+    /// A pause while a call runs, and the resume.
+    Paused,
+    /// A session is started, watched, and its end comes as mail.
+    Watched,
+    /// Two agents answer each other until the hops run out.
+    PingPong,
+}
+
+impl Talk {
+    /// All of them.
+    pub const ALL: [Self; 16] = [
+        Self::OnAnyProgress,
+        Self::WhenAllDone,
+        Self::OnTimeout,
+        Self::Attached,
+        Self::ReadFirst,
+        Self::Interrupted,
+        Self::WaitInterrupted,
+        Self::Helpers,
+        Self::Mail,
+        Self::Sleep,
+        Self::Question,
+        Self::Unanswered,
+        Self::Approvals,
+        Self::Paused,
+        Self::Watched,
+        Self::PingPong,
+    ];
+
+    /// What the model says last.
+    pub fn last_words(self) -> &'static str {
+        match self {
+            Self::OnAnyProgress | Self::OnTimeout | Self::Attached | Self::Interrupted => "all done",
+            Self::WhenAllDone => "fast: fast\n slow: slow\n",
+            Self::ReadFirst => "read slow",
+            Self::WaitInterrupted => "all done",
+            Self::Helpers => "one: echo one; two: echo two",
+            Self::Mail => "heard it",
+            Self::Sleep => "awake",
+            Self::Question => "they said: ship it",
+            Self::Unanswered => "they said: no",
+            Self::Approvals => "allowed: fast\n denied: Error: never by force asked: by hand",
+            Self::Paused => "fast: fast\n slow: slow\n",
+            Self::Watched => "it stopped",
+            Self::PingPong => "enough",
+        }
+    }
+
+    /// The agents and the model of it, over a database.
+    ///
+    /// # Errors
+    /// If the model or the files can't be made.
+    pub async fn world(self, database: &str) -> Result<World> {
+        let model = Model::start(&scripts::script(self)).await?;
+        let agent = AgentFiles::with_tools(&scripts::agent(self, &model.url), &scripts::tools())?;
+        for (name, config) in scripts::helpers(&model.url) {
+            fs::write(agent.dir().join(name), config.to_string())?;
+        }
+        Ok(World::new(database, model, agent))
+    }
+
+    /// Plays a client's part, until the conversation has ended. Slow tools run until they are let go.
+    ///
+    /// # Errors
+    /// If it doesn't end as it should.
+    pub async fn play(self, world: &World, api: &str) -> Result<Uuid> {
+        let id = world.create(api).await?;
+        match self {
+            Self::OnAnyProgress | Self::OnTimeout | Self::Attached => {
+                asked(world, 2).await?;
+                let_go(world.agent.dir())?;
+            }
+            Self::WhenAllDone => let_go(world.agent.dir())?,
+            Self::ReadFirst => {
+                asked(world, 2).await?;
+                let_go(world.agent.dir())?;
+            }
+            Self::Interrupted | Self::WaitInterrupted => {
+                let already = if self == Self::Interrupted { 1 } else { 2 };
+                asked(world, already).await?;
+                running(world, api, id).await?;
+                let body = json!({"prompt": "how is it going?", "interrupt": true,
+                    "message_id": Uuid::from_u128(id.as_u128() ^ 1)});
+                let url = format!("{api}/v1/sessions/{id}/messages");
+                let (status, view) = world.call("POST", &url, Some(&body)).await?;
+                ensure!(matches!(status, 200 | 202), "{status} {view}");
+                said(world, "how is it going?").await?;
+                let_go(world.agent.dir())?;
+            }
+            Self::Question => {
+                let view = world.until(api, id, "waiting_external").await?;
+                ensure!(view["pending"][0]["reason"] == "may I?", "{view}");
+                let token = view["pending"][0]["continuation_token"].as_str().context("a token")?.to_owned();
+                world.complete(api, &token, "ship it", false).await?;
+            }
+            Self::Approvals => {
+                let view = world.until(api, id, "waiting_external").await?;
+                for call in view["pending"].as_array().context("calls")? {
+                    let token = call["continuation_token"].as_str().context("a token")?;
+                    let body = match call["approval"].as_bool() {
+                        Some(true) => json!({"approve": true}),
+                        _ => json!({"result": "by hand"}),
+                    };
+                    let url = format!("{api}/v1/continuations/{token}");
+                    let (status, view) = world.call("POST", &url, Some(&body)).await?;
+                    ensure!(matches!(status, 200 | 202) || view["same_result"] == true, "{status} {view}");
+                }
+            }
+            Self::Paused => {
+                running(world, api, id).await?;
+                let url = |command: &str| format!("{api}/v1/sessions/{id}/{command}");
+                let (status, view) = world.call("POST", &url("pause"), None).await?;
+                ensure!(status == 200, "{status} {view}");
+                let_go(world.agent.dir())?;
+                world.until(api, id, "paused").await?;
+                let (status, view) = world.call("POST", &url("resume"), None).await?;
+                ensure!(matches!(status, 200 | 202), "{status} {view}");
+            }
+            Self::Watched => {
+                // It watches what happens from then on.
+                asked(world, 3).await?;
+                world.model.release("writer").await?;
+            }
+            Self::Helpers | Self::Mail | Self::PingPong | Self::Sleep | Self::Unanswered => {}
+        }
+        self.ended(world, api, id).await?;
+        Ok(id)
+    }
+
+    /// Waits until the conversation has ended as it should.
+    ///
+    /// # Errors
+    /// If it doesn't.
+    pub async fn ended(self, world: &World, api: &str, id: Uuid) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let view = world.view(api, id).await?;
+            let last = answer(&view).unwrap_or_default();
+            if view["status"] == "idle" && last == self.last_words() {
+                return Ok(());
+            }
+            ensure!(view["status"] != "failed", "{self:?}: {view}");
+            let calls = &view["calls"];
+            ensure!(
+                Instant::now() < until,
+                "{self:?} is {} with {last:?}, {calls}: {:#}",
+                view["status"],
+                view["session"]["turns"]
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await; // polls a process
+        }
+    }
+}
+
+/// Lets slow tools end, those that run and those that begin later.
+///
+/// # Errors
+/// If the file that says so can't be written.
+pub fn let_go(dir: &Path) -> Result<()> {
+    Ok(fs::write(dir.join("go-on"), "")?)
+}
+
+/// Waits until the model has been asked so often with another conversation.
+///
+/// # Errors
+/// If it isn't.
+pub async fn asked(world: &World, times: usize) -> Result<()> {
+    until(async || {
+        let mut lengths: Vec<usize> = Vec::new();
+        for request in world.model.requests().await? {
+            let length = request["messages"].as_array().map_or(0, Vec::len);
+            if !lengths.contains(&length) {
+                lengths.push(length);
+            }
+        }
+        Ok(lengths.len() >= times)
+    })
+    .await
+    .with_context(|| format!("the model is asked {times} times"))
+}
+
+/// Waits until the model has been asked with a text.
+async fn said(world: &World, text: &str) -> Result<()> {
+    until(async || Ok(world.model.requests().await?.iter().any(|request| request.to_string().contains(text))))
+        .await
+        .with_context(|| format!("the model is told {text:?}"))
+}
+
+/// Waits until a call of a session goes on.
+async fn running(world: &World, api: &str, id: Uuid) -> Result<()> {
+    until(async || {
+        let view = world.view(api, id).await?;
+        let calls = view["calls"].as_array().cloned().unwrap_or_default();
+        Ok(calls.iter().any(|call| matches!(call["state"].as_str(), Some("running" | "waiting"))))
+    })
+    .await
+    .context("a call goes on")
+}
+
+async fn until(mut there: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let mut pause = tokio::time::interval(Duration::from_millis(30));
+    while !there().await? {
+        ensure!(Instant::now() < until, "it takes too long");
+        pause.tick().await;
+    }
+    Ok(())
+}
+
+/// What holds of every conversation at its end, whatever died meanwhile: no request broke a provider's rule, and
+/// what ended in the background was told once.
+///
+/// # Errors
+/// With what doesn't hold.
+pub async fn check(world: &World) -> Result<()> {
+    let violations = world.model.violations().await?;
+    ensure!(violations.is_empty(), "{violations:?}");
+    for request in world.model.requests().await? {
+        let text = request["messages"].to_string();
+        for marker in ["(bash_slow) completed]", "(bash_slow) failed]"] {
+            ensure!(text.matches(marker).count() <= 1, "{marker} is told twice: {text}");
+        }
+        ensure!(!text.contains("orphaned"), "a call was given up that may run again: {text}");
+    }
+    Ok(())
+}
+
+/// The configuration of a conversation's agent, for tests that change it.
+pub fn agent(talk: Talk, model_url: &str) -> Value {
+    scripts::agent(talk, model_url)
+}
