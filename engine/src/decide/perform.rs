@@ -24,6 +24,10 @@ impl Plan<'_> {
         let ready = self.session.calls.iter().filter(|call| call.state == CallState::Ready);
         let ready: Vec<TrackedCall> = ready.cloned().collect();
         for call in ready {
+            // One that was carried out before it may have ended it.
+            if self.session.call(call.id).is_none_or(|now| now.state != CallState::Ready) {
+                continue;
+            }
             if let Some(terms) = terms_of(context.agent, &call) {
                 let deadline = call.policy.deadline_seconds;
                 self.hand_out(&call, deadline, terms, context)?;
@@ -148,7 +152,7 @@ impl Plan<'_> {
                         self.wait(call.id, waits, Some(seconds.min(most)), context)
                     }
                     (Some(asked), _) => self.tell_status(call.id, asked.id, include_progress, context),
-                    (None, _) => match status::of_past(self.session, &name) {
+                    (None, _) => match status::of_past(self.session, &name, call.id) {
                         Some(status) => self.complete(call.id, status, context),
                         None => {
                             self.fail(call.id, format!("no call {name:?} was made in this session"), context)
@@ -228,7 +232,7 @@ impl Plan<'_> {
 
     fn cancel_call(&mut self, id: CallId, name: &str, context: &Context<'_>) -> Result<(), Illegal> {
         let Some(asked) = status::find(self.session, name, id).cloned() else {
-            return match status::of_past(self.session, name) {
+            return match status::of_past(self.session, name, id) {
                 Some(past) => {
                     let result = json!({"cancelled": false, "tool_call_id": name,
                         "previous_status": past["status"], "message": "It had ended already."});

@@ -8,7 +8,7 @@ use crate::{
     ids::CallId,
     mail::Settled,
     session::{CallState, Session, TrackedCall},
-    turn::{Shown, TurnBody},
+    turn::{LlmCall, Shown, TurnBody},
     waits::Waits,
 };
 
@@ -35,26 +35,26 @@ pub(super) fn find<'a>(session: &'a Session, name: &str, not: CallId) -> Option<
 pub(super) fn find_all(session: &Session, names: &[String], not: CallId) -> Result<Vec<CallId>, String> {
     let one = |name: &String| {
         let tracked = find(session, name, not).map(|call| call.id);
-        let known = tracked.or_else(|| past(session, name));
+        let known = tracked.or_else(|| past(session, name, not));
         known.ok_or_else(|| format!("no call {name:?} was made in this session"))
     };
     names.iter().map(one).collect()
 }
 
-/// A call that is no longer tracked.
-fn past(session: &Session, name: &str) -> Option<CallId> {
+/// A call that is no longer tracked; not the one that asks.
+fn past(session: &Session, name: &str, not: CallId) -> Option<CallId> {
     session.turns.iter().rev().find_map(|turn| match &turn.body {
         TurnBody::Llm(llm) => {
-            let named = |id: CallId, provider_id: &str| provider_id == name || id.to_string() == name;
-            llm.calls.iter().find(|call| named(call.id, &call.provider_id)).map(|call| call.id)
+            let named = |call: &&LlmCall| call.provider_id == name || call.id.to_string() == name;
+            llm.calls.iter().find(|call| call.id != not && named(call)).map(|call| call.id)
         }
         TurnBody::User(_) => None,
     })
 }
 
 /// What is said of a call that is no longer tracked: its end was told.
-pub(super) fn of_past(session: &Session, name: &str) -> Option<Value> {
-    let id = past(session, name)?;
+pub(super) fn of_past(session: &Session, name: &str, not: CallId) -> Option<Value> {
+    let id = past(session, name, not)?;
     let answer = session.turns.iter().find_map(|turn| match &turn.body {
         TurnBody::User(user) => user.answers.iter().find(|answer| answer.call == id),
         TurnBody::Llm(_) => None,

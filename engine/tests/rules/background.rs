@@ -518,3 +518,25 @@ fn an_approved_call_runs_with_its_token_used_up() {
     assert_eq!(desk.decide().next, Next::AskModel);
     assert_eq!(desk.shown(), ["done"]);
 }
+
+#[test]
+fn a_call_that_is_ended_before_its_turn_never_begins() {
+    let what = || json!({"what": "review it"}).to_string();
+    for tool in ["prompt_agent_reviewer", "ask", "fast"] {
+        let mut desk = desk("");
+        let cancel = json!({"capability": "cancel-tool-call", "tool_call_id": "h"}).to_string();
+        let calls = desk.answers_with(&[("c", "system_self_system_info", cancel), ("h", tool, what())]);
+        let decision = on(&mut desk);
+        assert_eq!((decision.next, decision.spawns.len()), (Next::AskModel, 0), "{tool}");
+        assert_eq!(desk.state(calls[1]), CallState::Cancelled);
+        assert!(desk.shown()[0].contains("\"cancelled\":true"), "{:?}", desk.shown());
+    }
+}
+
+#[test]
+fn a_call_is_not_its_own_past() {
+    let mut desk = desk("");
+    system(&mut desk, "s", json!({"capability": "get-tool-call-status", "tool_call_id": "s"}));
+    assert_eq!(on(&mut desk).next, Next::AskModel);
+    assert_eq!(only_answer(&desk), json!("no call \"s\" was made in this session"));
+}
