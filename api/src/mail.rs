@@ -140,6 +140,8 @@ pub(crate) async fn send(
             let message = control(&api, &who.owner, id, message).await?;
             let ask = match message {
                 Control::Resume => Ask::Run(Mode::UntilBlocked),
+                // The model goes on with what the calls have come to.
+                Control::CancelCalls { .. } | Control::CancelAllAttached => Ask::GoOn,
                 _ => Ask::Fold,
             };
             (MailBody::Control { message }, Wake::By(ask), Vec::new())
@@ -191,6 +193,9 @@ pub(crate) struct MailQuery {
     /// Only those that the model hasn't been told yet.
     #[param(value_type = Option<bool>)]
     unread: Option<Flag>,
+    /// Only those above this number.
+    #[param(minimum = 0)]
+    after: Option<i64>,
     /// 1 to 500; 500 unless given.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<i64>,
@@ -219,7 +224,8 @@ pub(crate) async fn list(
 ) -> Answer<Json<Mailbox>> {
     let limit = page_size(query.limit, limits::LIST_MAX)?;
     sessions::get(&api.store, Some(&who.owner), id).await?;
-    let mut letters = history::mail(&api.store, id, query.unread.unwrap_or_default().0, limit).await?;
+    let (after, unread) = (query.after.unwrap_or(0), query.unread.unwrap_or_default().0);
+    let mut letters = history::mail(&api.store, id, after, unread, limit).await?;
     let mut bytes = 0_u64;
     let within = |letter: &&Envelope| {
         bytes = bytes.saturating_add(size(letter));

@@ -33,7 +33,7 @@ pub(crate) async fn run(args: WebhooksArgs) -> Result<(), Failure> {
     let database = Database::existing(&args.database).await?;
     let done = match open(&database).await {
         Ok(store) => {
-            let done = perform(&store, args.command).await;
+            let done = perform(&store, args.command, args.json).await;
             store.db().close().await;
             done
         }
@@ -50,9 +50,9 @@ async fn open(database: &Database) -> Result<Store, Failure> {
     Ok(Store::new(db, None))
 }
 
-async fn perform(store: &Store, command: WebhooksCommand) -> Result<(), Failure> {
+async fn perform(store: &Store, command: WebhooksCommand, json: bool) -> Result<(), Failure> {
     match command {
-        WebhooksCommand::List { json } => list(store, json).await,
+        WebhooksCommand::List => list(store, json).await,
         WebhooksCommand::Retry(which) => {
             let which = selected(which)?;
             let enabled = match which.event {
@@ -60,18 +60,29 @@ async fn perform(store: &Store, command: WebhooksCommand) -> Result<(), Failure>
                 Some(_) => 0,
             };
             let again = all(async || webhooks::retry(store, &which, BATCH).await).await?;
-            output::line(format!("{again} to be sent again, {enabled} endpoints enabled"))
+            match json {
+                true => output::json(&json!({"sent_again": again, "enabled": enabled})),
+                false => output::line(format!("{again} to be sent again, {enabled} endpoints enabled")),
+            }
         }
         WebhooksCommand::Discard(which) => {
             let which = selected(which)?;
             let gone = all(async || webhooks::discard(store, &which, BATCH).await).await?;
-            output::line(format!("{gone} forgotten"))
+            match json {
+                true => output::json(&json!({"forgotten": gone})),
+                false => output::line(format!("{gone} forgotten")),
+            }
         }
         WebhooksCommand::Remove { endpoint } => {
             if !webhooks::withdraw(store, &endpoint).await.map_err(failed)? {
                 return Err(Failure::Failed(format!("no endpoint is named {endpoint:?}")));
             }
-            output::line(format!("{endpoint} is removed; a scheduler clears away what it was to be sent"))
+            match json {
+                true => output::json(&json!({"removed": endpoint})),
+                false => output::line(format!(
+                    "{endpoint} is removed; a scheduler clears away what it was to be sent"
+                )),
+            }
         }
     }
 }

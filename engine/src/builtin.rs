@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::{agent::AgentError, naming, scope::IntrospectionScope, tool::ToolSpec};
 
 pub(crate) use request::MAX_SLEEP_SECONDS;
-pub use request::{Address, Request, WaitFor};
+pub use request::{Address, MAX_TEXT, Request, Section, WaitFor};
 
 /// How many sessions a look among sessions may name, unless the toolbox says otherwise.
 pub const MAX_RESULTS: u32 = 50;

@@ -5,7 +5,7 @@ mod perform;
 mod seal;
 mod status;
 
-pub use perform::{hops, too_many_hops};
+pub use perform::{by_person, hops, too_many_hops};
 
 use std::sync::Arc;
 
@@ -86,7 +86,8 @@ pub enum Next {
     /// Ask the model, or wait for its answer if it is being asked;
     /// [`transcript::request`](crate::transcript::request) builds the request.
     AskModel,
-    /// Begin these calls and decide again; without any, wait for those that run.
+    /// Begin these calls and decide again; without any, wait for those that run. If none runs either, there are some
+    /// that another worker is to begin.
     RunCalls(Vec<Start>),
     /// Give the run's slot back: what is open waits for child sessions, mail or times. The word says for what.
     Park(&'static str),
@@ -177,7 +178,7 @@ impl Context<'_> {
 
     /// Whether the model is being asked, and its answer is still wanted.
     fn asking(&self, session: &Session) -> bool {
-        self.run.asking && session.owed() && session.stop != Some(Stop::Cancelled)
+        self.run.asking && session.wants_answer()
     }
 }
 
@@ -194,12 +195,20 @@ pub fn decide(session: &mut Session, context: &mut Context<'_>) -> Result<Decisi
         Plan { session, events: Vec::new(), blobs: Vec::new(), spawns: Vec::new(), dismissed: Vec::new() };
     plan.fold(context)?;
     plan.perform(context)?;
+    // Before anything is shown: what begins now is shown as begun.
+    let starts = if context.may_act(plan.session) { plan.start(context)? } else { Vec::new() };
     plan.end_waits(context)?;
     plan.seal(context)?;
-    let next = plan.next(context)?;
+    let next = plan.next(starts, context)?;
     let until = plan.until(context);
     let Plan { events, blobs, spawns, dismissed, .. } = plan;
     Ok(Decision { events, blobs, spawns, dismissed, next, until })
+}
+
+/// Whether a run, which goes as far as `mode` says, ends because it was stopped by order. The order itself isn't
+/// stored, but the hold that it leaves is, and a run until it is blocked leaves no other: a step's hold is a step's.
+pub fn was_stopped(session: &Session, mode: Mode) -> bool {
+    session.stop == Some(Stop::Cancelled) || (session.hold == Hold::Step && mode == Mode::UntilBlocked)
 }
 
 /// What a fresh holder does with calls that ran under a lease that is gone: a call whose tool is
@@ -359,9 +368,8 @@ impl Plan<'_> {
         self.happen(Event::Finished { call, settled, at: now })
     }
 
-    fn next(&mut self, context: &Context<'_>) -> Result<Next, Illegal> {
+    fn next(&mut self, starts: Vec<Start>, context: &Context<'_>) -> Result<Next, Illegal> {
         let may_act = context.may_act(self.session);
-        let starts = if may_act { self.start(context)? } else { Vec::new() };
         if !starts.is_empty() {
             return Ok(Next::RunCalls(starts));
         }
@@ -370,6 +378,10 @@ impl Plan<'_> {
         }
         // A pause, or the end of a step, lets calls that already run come home.
         if self.session.calls.iter().any(|call| call.state == CallState::Running) {
+            return Ok(Next::RunCalls(Vec::new()));
+        }
+        // Where nothing may begin, at a worker that leaves, what is ready is somebody else's to begin.
+        if may_act && self.session.calls.iter().any(|call| call.state == CallState::Ready) {
             return Ok(Next::RunCalls(Vec::new()));
         }
         let waits = self.session.waiting().filter_map(|call| call.waits.as_ref()).map(|waits| waits.word());

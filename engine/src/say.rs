@@ -36,7 +36,7 @@ pub(crate) fn say(session: &Session) -> Told {
     let by_letter: BTreeSet<CallId> =
         session.left.iter().filter_map(result_in).map(|(call, _)| call).collect();
     let (mut said, mut mail) = (Vec::new(), Vec::new());
-    let untold = session.calls.iter().filter(|call| call.told.is_some() && !call.told_result);
+    let untold = session.calls.iter().filter(|call| call.ended_untold());
     for call in untold.filter(|call| !by_letter.contains(&call.id)) {
         let Some(settled) = &call.settled else { continue };
         let id = MailId(call.id.0);
@@ -80,7 +80,8 @@ fn of_letter(session: &Session, letter: &Envelope) -> Option<Said> {
 /// ended has nothing more to say.
 fn late(letter: MailId, call: &TrackedCall, settled: &Settled) -> Said {
     let header = transcript::late_header(letter, &call.provider_id, &call.name, settled.word());
-    if call.read {
+    // What was read is how the call ended, which needn't be what a letter brings.
+    if call.read && call.settled.as_ref() == Some(settled) {
         return Said::Text(format!("{header} You have read its result already."));
     }
     if call.state == CallState::Cancelled && matches!(settled, Settled::Cancelled { .. }) {

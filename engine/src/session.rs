@@ -64,6 +64,25 @@ impl TrackedCall {
         goes_on && self.told.is_some()
     }
 
+    /// The word for its state that models read: to them a child's work is work like any other.
+    pub fn word(&self) -> &'static str {
+        match self.state {
+            CallState::Ready => "pending",
+            CallState::Waiting if self.child().is_some() => "running",
+            state => state.word(),
+        }
+    }
+
+    /// Whether it has ended since the model was shown it as open, and the model hasn't been told.
+    pub fn ended_untold(&self) -> bool {
+        self.state.is_final() && self.told.is_some() && !self.told_result
+    }
+
+    /// Whether its end is news for the model: what was cancelled is told with other things.
+    pub fn is_news(&self) -> bool {
+        self.ended_untold() && self.state != CallState::Cancelled
+    }
+
     /// How it is handled: if somebody had to let it run and has, as what he let run.
     pub fn disposition(&self) -> &Disposition {
         match self.policy.disposition.base() {
@@ -318,6 +337,11 @@ impl Session {
     /// Whether the model owes an answer.
     pub fn owed(&self) -> bool {
         matches!(self.head().map(|turn| &turn.body), Some(TurnBody::User(_)))
+    }
+
+    /// Whether an answer of the model is still wanted.
+    pub fn wants_answer(&self) -> bool {
+        self.owed() && self.stop != Some(Stop::Cancelled)
     }
 
     /// The status that the turns and calls imply when no run goes on.

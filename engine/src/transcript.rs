@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use chrono::SecondsFormat;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::{
+    Time,
     content::{BlobError, Blobs, Digest, Media, Payload, Query},
     ids::{CallId, MailId},
     mail::{Sender, Settled},
@@ -13,9 +15,14 @@ use crate::{
     policy::Disposition,
     session::{CallState, Session, TrackedCall},
     tool::ToolSpec,
-    turn::{Said, Shown, Turn, TurnBody, UserTurn},
+    turn::{Origin, Said, Shown, Turn, TurnBody, UserTurn},
     waits::Waits,
 };
+
+/// How models are told a time.
+pub(crate) fn shown_time(at: Time) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
+}
 
 /// Stands where turns were left out of a request.
 const LEFT_OUT: &str = "[Earlier parts of this conversation were left out to fit the model's context.]";
@@ -35,12 +42,7 @@ pub fn placeholder(call: &TrackedCall) -> String {
         }
         _ => "This call has no result yet. It will come later, as a message.".to_owned(),
     };
-    let status = match call.state {
-        CallState::Ready => "pending",
-        CallState::Waiting if call.child().is_some() => "running",
-        state => state.word(),
-    };
-    let mut shown = json!({"status": status, "tool_call_id": call.provider_id, "message": message});
+    let mut shown = json!({"status": call.word(), "tool_call_id": call.provider_id, "message": message});
     match call.policy.disposition.base() {
         Disposition::Defer { reason } | Disposition::Approve { reason, .. }
             if deferred && !reason.is_empty() =>
@@ -53,7 +55,7 @@ pub fn placeholder(call: &TrackedCall) -> String {
         shown["child_session_id"] = json!(child);
     }
     if let (Some(Waits::Timer), Some(until)) = (&call.waits, call.expires_at) {
-        shown["until"] = json!(until.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
+        shown["until"] = json!(shown_time(until));
     }
     shown.to_string()
 }
@@ -96,25 +98,52 @@ pub fn letter_name(letter: MailId) -> String {
 /// Results that were told are found by their sender, since providers' ids may repeat. One that came
 /// from elsewhere is not found: a repeat does less harm than a result that gets lost.
 pub(crate) fn lacks_result(session: &Session, id: CallId) -> bool {
-    let users = || {
-        session.turns.iter().filter_map(|turn| match &turn.body {
-            TurnBody::User(user) => Some(user),
-            TurnBody::Llm(_) => None,
-        })
-    };
-    let answer = users().find_map(|user| user.answers.iter().find(|answer| answer.call == id));
-    match answer.map(|answer| &answer.shown) {
+    match answer_to(session, id) {
         Some(Shown::Settled(Settled::Cancelled { .. }) | Shown::Placeholder(_)) => {}
         Some(Shown::Settled(_)) | None => return false,
     }
-    !users().any(|user| {
-        let own = user.mail.iter().filter(|origin| origin.from == Sender::ToolCall { tool_call_id: id });
-        own.map(|origin| late_head(origin.id)).any(|head| {
-            user.said.iter().any(|said| match said {
-                Said::Late { header, .. } => header.starts_with(&head) && !header.ends_with(" cancelled]"),
-                Said::Query(_) | Said::Text(_) => false,
+    !late_ends(session, id).any(|word| word != "cancelled")
+}
+
+/// The word for how a call ended, as the model was told it last; nothing if it wasn't.
+pub(crate) fn told_end(session: &Session, id: CallId) -> Option<&str> {
+    late_ends(session, id).last().or_else(|| match answer_to(session, id) {
+        Some(Shown::Settled(settled)) => Some(settled.word()),
+        Some(Shown::Placeholder(_)) | None => None,
+    })
+}
+
+fn users(session: &Session) -> impl Iterator<Item = &UserTurn> {
+    session.turns.iter().filter_map(|turn| match &turn.body {
+        TurnBody::User(user) => Some(user),
+        TurnBody::Llm(_) => None,
+    })
+}
+
+/// What the model was shown in answer to a call.
+fn answer_to(session: &Session, id: CallId) -> Option<&Shown> {
+    let answer = users(session).find_map(|user| user.answers.iter().find(|answer| answer.call == id));
+    answer.map(|answer| &answer.shown)
+}
+
+/// The words for how a call ended that the model was told of it after its answer.
+fn late_ends(session: &Session, id: CallId) -> impl Iterator<Item = &str> {
+    users(session).flat_map(move |user| {
+        // The end of a child session, whose id is the call's, is that session's letter.
+        let own = user.mail.iter().filter(move |origin| match origin.from {
+            Sender::ToolCall { tool_call_id } => tool_call_id == id,
+            Sender::Session { session_id, .. } => session_id.0 == id.0 && origin.tag == "toolCallFinished",
+            Sender::User { .. } | Sender::System { .. } => false,
+        });
+        let of = |origin: &Origin| {
+            let head = late_head(origin.id);
+            user.said.iter().find_map(|said| {
+                let (Said::Late { header: text, .. } | Said::Text(text)) = said else { return None };
+                let (header, _) = text.strip_prefix(&head)?.rsplit_once(']')?;
+                header.rsplit(' ').next()
             })
-        })
+        };
+        own.filter_map(of).collect::<Vec<_>>()
     })
 }
 

@@ -279,7 +279,7 @@ async fn send_once(
         let terms = Box::pin(async {
             match wake {
                 Wake::By(_) => Ok(None),
-                Wake::As(class) => waking::terms(&tx, id).await.map(|terms| Some((class, terms))),
+                Wake::As(_) => waking::terms(&tx, id).await.map(Some),
             }
         });
         futures::try_join!(
@@ -301,12 +301,11 @@ async fn send_once(
         let (status, wakes, announces) = (session.status, false, false);
         return Ok(Done::Now(Accepted { receipt, status, wakes, announces }));
     }
-    let ask = match (&terms, wake) {
-        (Some((class, terms)), _) => {
-            Box::pin(waking::ask(&tx, terms, &session, run.as_ref(), *class)).await?
+    let ask = match wake {
+        Wake::By(ask) => ask,
+        Wake::As(class) => {
+            Box::pin(waking::ask(&tx, &terms.unwrap_or_default(), &session, run.as_ref(), class)).await?
         }
-        (None, Wake::By(ask)) => ask,
-        (None, Wake::As(_)) => Ask::Nothing,
     };
     has_room(&tx, &session, matches!(letter.body, MailBody::Control { .. })).await?;
     let mut writes = Writes::default();
@@ -353,6 +352,11 @@ pub(crate) fn cancel_continuations(writes: &mut Writes<'_>, session: SessionId, 
     writes.push(sql::CANCEL_OPEN_CONTINUATIONS, parameters![session.0, calls]);
 }
 
+/// Whether calls of a session wait for child sessions, times or mail.
+async fn has_waiting(tx: &Transaction, session: SessionId) -> Result<bool, StoreError> {
+    Ok(tx.query_one(sql::HAS_WAITING_CALLS, &[&session.0]).await?.try_get(0)?)
+}
+
 async fn has_open(tx: &Transaction, session: SessionId) -> Result<bool, StoreError> {
     Ok(tx.query_one(sql::HAS_OPEN_CONTINUATIONS, &[&session.0]).await?.try_get(0)?)
 }
@@ -388,8 +392,8 @@ pub async fn resume(
     Ok(done)
 }
 
-/// Stops a session's run. With `deferred`, its open deferred calls are cancelled too, which is
-/// allowed without a run.
+/// Stops a session's run, and the child sessions that work for it, which they may without a run of its own. With
+/// `deferred`, its open deferred calls are cancelled too, which is allowed without a run as well.
 ///
 /// The worker that holds the run obeys; this returns before it has.
 ///
@@ -405,7 +409,7 @@ pub async fn cancel(
         change(store, caller, id, async |tx, writes, session, run| {
             let active = run.is_some_and(|run| run.mode != Mode::None);
             // Under the session's lock no token opens or is settled.
-            let cancels = active || (deferred && has_open(tx, id).await?);
+            let cancels = active || has_waiting(tx, id).await? || (deferred && has_open(tx, id).await?);
             if !cancels {
                 return Err(StoreError::NoActiveRun);
             }
@@ -431,10 +435,11 @@ pub async fn cancel(
 /// # Errors
 /// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
 pub async fn pause(store: &Store, caller: &Caller, id: SessionId) -> Result<Done<SessionId>, StoreError> {
-    give_order(store, caller, id, Control::Pause).await
+    give_order(store, caller, id, Control::Pause, Ask::Fold).await
 }
 
-/// Cancels the calls that the conversation waits for; those in the background and deferred ones go on.
+/// Cancels the calls that the conversation waits for; those in the background and deferred ones go on. The model is
+/// told, by a run if there is none.
 ///
 /// # Errors
 /// [`StoreError::UnknownSession`], [`StoreError::MailboxFull`].
@@ -443,7 +448,7 @@ pub async fn cancel_attached(
     caller: &Caller,
     id: SessionId,
 ) -> Result<Done<SessionId>, StoreError> {
-    give_order(store, caller, id, Control::CancelAllAttached).await
+    give_order(store, caller, id, Control::CancelAllAttached, Ask::GoOn).await
 }
 
 async fn give_order(
@@ -451,12 +456,13 @@ async fn give_order(
     caller: &Caller,
     id: SessionId,
     message: Control,
+    ask: Ask,
 ) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
         change(store, caller, id, async |tx, writes, session, run| {
             has_room(tx, session, true).await?;
             let letters = vec![order(caller, message.clone())];
-            take_in(writes, session, run, letters, Ask::Fold, caller.traceparent.as_deref()).map(|_| ())
+            take_in(writes, session, run, letters, ask, caller.traceparent.as_deref()).map(|_| ())
         })
         .await
     })

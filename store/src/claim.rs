@@ -345,6 +345,18 @@ pub async fn heartbeat(
     Ok(standing.into_values().collect())
 }
 
+/// Renews one lease, and waits for its row as [`heartbeat`] doesn't. Returns nothing if the lease is gone.
+///
+/// # Errors
+/// [`StoreError`] as the database has it; nothing is known of the lease then.
+pub async fn renew(store: &Store, held: (SessionId, i64), ttl: Duration) -> Result<Vec<Beat>, StoreError> {
+    let (session, epoch) = held;
+    // Heartbeats must not wait for it.
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::RENEW).await?;
+    beats(&client.query(&statement, &[&session.0, &epoch, &ttl.as_secs_f64()]).await?)
+}
+
 /// Whether a lease stands by the database's clock.
 ///
 /// # Errors

@@ -58,6 +58,8 @@ pub struct Commit {
     pub spawns: Vec<Spawn>,
     /// Child sessions that nobody waits for any more, which it tells to stop.
     pub dismissed: Vec<SessionId>,
+    /// The trace in which it is made: runs that it starts belong to it.
+    pub traceparent: Option<String>,
 }
 
 impl Commit {
@@ -310,6 +312,9 @@ fn events(work: &Commit, status: Status, detail: Option<&str>, mode: Mode, relea
         let body = json!({"tool_call_id": call, "child_session_id": child, "agent": agent});
         NewEvent::new(kind, &body)
     };
+    let started = |call: CallId| {
+        NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, call)}))
+    };
     for event in &work.happened {
         match event {
             Event::Finished { call, settled, .. } => {
@@ -324,18 +329,12 @@ fn events(work: &Commit, status: Status, detail: Option<&str>, mode: Mode, relea
                 ));
             }
             Event::Waits { call, waits, .. } => {
-                begun.push(NewEvent::new(
-                    "tool.started",
-                    &json!({"tool_call_id": call, "tool": tool(work, *call)}),
-                ));
+                begun.push(started(*call));
                 if let Waits::Child { session_id, agent } = waits {
                     begun.push(subcall(*call, "subcall.started", *session_id, agent));
                 }
             }
-            Event::Started { call, .. } => begun.push(NewEvent::new(
-                "tool.started",
-                &json!({"tool_call_id": call, "tool": tool(work, *call)}),
-            )),
+            Event::Started { call, .. } => begun.push(started(*call)),
             Event::Deferred { call, .. } => deferred.push(*call),
             _ => {}
         }
@@ -372,7 +371,8 @@ async fn tell_parent(
     runs: &HashMap<SessionId, &LockedRun>,
 ) -> Result<(), StoreError> {
     let Some((parent, letter)) = &work.to_parent else { return Ok(()) };
-    tell(tx, writes, sessions.get(parent).copied(), runs.get(parent).copied(), letter.clone()).await
+    let (session, run) = (sessions.get(parent).copied(), runs.get(parent).copied());
+    tell(tx, writes, session, run, letter.clone(), work.traceparent.as_deref()).await
 }
 
 /// Mails the end of a child to its parent, whose rows are locked, unless it was mailed before.
@@ -382,12 +382,18 @@ pub(crate) async fn tell(
     parent: Option<&Locked>,
     run: Option<&LockedRun>,
     letter: Letter,
+    traceparent: Option<&str>,
 ) -> Result<(), StoreError> {
     let Some(parent) = parent.filter(|session| !session.deleted) else { return Ok(()) };
     if tx.query_opt(sql::FIND_MAIL, &[&parent.id.0, &letter.id.0]).await?.is_some() {
         return Ok(());
     }
-    take_in(writes, parent, run, vec![letter], Ask::GoOn, None).map(|_| ())
+    // A child that was stopped is no reason to begin: its parent waits for it with a run that is there, or has
+    // stopped it itself.
+    let stopped =
+        matches!(letter.body, MailBody::ToolCallFinished { settled: Settled::Cancelled { .. }, .. });
+    let ask = if stopped { Ask::Fold } else { Ask::GoOn };
+    take_in(writes, parent, run, vec![letter], ask, traceparent).map(|_| ())
 }
 
 /// Tells child sessions to stop that nobody waits for any more, with all that they have handed out.
@@ -408,7 +414,8 @@ fn dismiss(
         };
         let orders = vec![order(Control::CancelDeferred), order(Control::StopRun)];
         cancel_continuations(writes, *child, None);
-        take_in(writes, recipient, runs.get(child).copied(), orders, Ask::Fold, None)?;
+        let run = runs.get(child).copied();
+        take_in(writes, recipient, run, orders, Ask::Fold, work.traceparent.as_deref())?;
     }
     Ok(())
 }
@@ -450,7 +457,8 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
         let recipient = sessions.iter().find(|session| session.id == parent);
         let settled = Settled::Failed { message: detail.clone() };
         let letter = end_of_child(id, None, call, settled);
-        tell(&tx, &mut writes, recipient, runs.iter().find(|run| run.session == parent), letter).await?;
+        let run = runs.iter().find(|run| run.session == parent);
+        tell(&tx, &mut writes, recipient, run, letter, None).await?;
     }
     writes.push(sql::FAIL_SESSION, parameters![id.0, Uuid::now_v7(), detail, event_seq]);
     writes.push(sql::END_RUN, parameters![vec![id.0], vec![epoch]]);

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Bytes that the text of a letter may have.
-pub const TEXT_LIMIT: usize = 64 * 1024;
+pub const TEXT_LIMIT: usize = holdfast_engine::builtin::MAX_TEXT;
 
 /// A letter to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,8 @@ pub struct Correspondence {
     pub interrupt_scope: Scope,
     /// How many hops its letters may have.
     pub max_hops: u32,
+    /// The trace in which it is written: a run that it starts belongs to it.
+    pub traceparent: Option<String>,
 }
 
 /// What came of a letter.
@@ -159,7 +161,8 @@ pub async fn send(store: &Store, owner: &str, letter: &Correspondence) -> Result
         return Err(SendError::NotPermitted { scope: letter.interrupt_scope, interrupts: true });
     }
     let wake = Wake::As(WakeClass::from_session(relation));
-    let caller = Caller { owner: Some(owner.to_owned()), traceparent: None, key: None };
+    let (owner, traceparent) = (Some(owner.to_owned()), letter.traceparent.clone());
+    let caller = Caller { owner, traceparent, key: None };
     match accept::deliver(store, &caller, recipient, &envelope(letter), wake, &[]).await? {
         Done::Now(Accepted { receipt, status, wakes, .. }) => Ok(Sent { receipt, recipient, status, wakes }),
         Done::Before { .. } => Err(SendError::Store(StoreError::IdempotencyMismatch)),

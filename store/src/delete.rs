@@ -75,7 +75,7 @@ async fn delete_once(
         let (recipient, run) = (lock_sessions(&tx, &[parent]).await?.pop(), lock_run(&tx, parent).await?);
         let message = "the session that worked on this call was deleted.".to_owned();
         let letter = end_of_child(id, None, call, Settled::Failed { message });
-        tell(&tx, &mut writes, recipient.as_ref(), run.as_ref(), letter).await?;
+        tell(&tx, &mut writes, recipient.as_ref(), run.as_ref(), letter, None).await?;
     }
     mark(&tx, &mut writes, &ids).await?;
     tx.commit(writes).await?;

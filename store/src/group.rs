@@ -176,6 +176,7 @@ mod tests {
             to_parent: parent.map(|parent| (session(parent), letter)),
             spawns: Vec::new(),
             dismissed: Vec::new(),
+            traceparent: None,
         };
         Request { work, deadline: Instant::now(), answer: oneshot::channel().0 }
     }

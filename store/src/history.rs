@@ -78,13 +78,14 @@ pub async fn turns_from(
 }
 
 /// Mail of a session in order, at most `limit`, and no more than the first letter that comes to more than
-/// [`PAGE_BYTES`]; with `unread`, what the model hasn't been told yet.
+/// [`PAGE_BYTES`]; only those above number `after`, and with `unread` those that the model hasn't been told yet.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
 pub async fn mail(
     store: &Store,
     id: SessionId,
+    after: i64,
     unread: bool,
     limit: i64,
 ) -> Result<Vec<Envelope>, StoreError> {
@@ -93,11 +94,13 @@ pub async fn mail(
                   body AS "body!", sent_at AS "sent_at!"
            FROM (SELECT *, row_number() OVER so_far AS number, sum(octet_length(body)) OVER so_far AS bytes
                  FROM (SELECT m.* FROM mail m JOIN sessions s ON s.id = m.session_id
-                       WHERE m.session_id = $1 AND (NOT $2 OR m.seq > s.mail_cursor OR m.seq = ANY(s.mail_left))
-                       ORDER BY m.seq LIMIT $3) AS asked
+                       WHERE m.session_id = $1 AND m.seq > $2
+                         AND (NOT $3 OR m.seq > s.mail_cursor OR m.seq = ANY(s.mail_left))
+                       ORDER BY m.seq LIMIT $4) AS asked
                  WINDOW so_far AS (ORDER BY seq ROWS UNBOUNDED PRECEDING)) AS counted
-           WHERE number = 1 OR bytes <= $4 ORDER BY seq"#,
+           WHERE number = 1 OR bytes <= $5 ORDER BY seq"#,
         id.0,
+        after,
         unread,
         limit,
         PAGE_BYTES

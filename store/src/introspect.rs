@@ -17,7 +17,7 @@ mod condense;
 mod read;
 mod search;
 
-pub use read::{READ_TEXT, READ_TURNS, Reading, Section, TURN_TEXT, read};
+pub use read::{READ_TEXT, READ_TURNS, Reading, TURN_TEXT, read};
 pub use search::{Found, Match, QUERY_LIMIT, SEARCHED_BYTES, SEARCHED_SESSIONS, SEARCHED_TURNS, search};
 
 use crate::{

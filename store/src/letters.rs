@@ -417,8 +417,7 @@ pub(crate) fn insert_blobs<'a>(writes: &mut Writes<'a>, owner: &str, blobs: &'a 
 pub(crate) fn plain(text: &str, limit: usize) -> String {
     let mut kept = text.replace('\0', "\u{FFFD}");
     if kept.len() > limit {
-        let end = (0..=limit).rev().find(|end| kept.is_char_boundary(*end)).unwrap_or(0);
-        kept.truncate(end);
+        kept.truncate(kept.floor_char_boundary(limit));
         kept.push('…');
     }
     kept

@@ -8,22 +8,23 @@ use holdfast_engine::{
 };
 
 use crate::{
+    commit::Commit,
     errors::StoreError,
     letters::{Ask, Letter, Locked, NewEvent, insert_events, intake},
     sql,
     transaction::{Writes, parameters},
 };
 
-/// Adds what starts a child of `parent`, whose row is locked and whose agent is `agent`.
+/// Adds what starts a child of `parent`, whose row is locked, in the step `work` of it.
 pub(crate) fn spawn(
     writes: &mut Writes<'_>,
     parent: &Locked,
-    agent: &str,
+    work: &Commit,
     new: &Spawn,
 ) -> Result<(), StoreError> {
     let letter = Letter {
         id: new.letter,
-        from: Sender::Session { session_id: parent.id, agent: Some(agent.to_owned()) },
+        from: Sender::Session { session_id: parent.id, agent: Some(work.agent.clone()) },
         priority: Priority::Normal,
         hops: new.hops,
         body: new.body.clone(),
@@ -42,7 +43,7 @@ pub(crate) fn spawn(
             intake.event_seq,
         ],
     );
-    intake.add(writes, new.id, None)?;
+    intake.add(writes, new.id, work.traceparent.as_deref())?;
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
     let events = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
     insert_events(writes, new.id, &parent.owner, 0, events);

@@ -111,7 +111,7 @@ impl Hooked {
     /// If it fails.
     pub async fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = tokio::process::Command::new(binary()?);
-        command.args(["webhooks", "--database-url", self.database.url()]).args(arguments);
+        command.arg("webhooks").args(arguments).args(["--database-url", self.database.url()]);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)

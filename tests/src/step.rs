@@ -241,6 +241,7 @@ impl Holder {
             to_parent: self.letter_to_parent(&run),
             spawns: std::mem::take(&mut self.spawns),
             dismissed: std::mem::take(&mut self.dismissed),
+            traceparent: self.lease.traceparent.clone(),
             run,
         }
     }

@@ -1,6 +1,10 @@
 //! A storm of messages from many clients to few busy sessions.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_engine::{
@@ -38,12 +42,16 @@ pub struct Weathered {
     pub put_off: usize,
 }
 
+/// The name by which the model holds its answers until the mailboxes are full.
+const FLOOD: &str = "flood";
+
 /// A model that takes its time, so that sessions are busy, over a database.
 ///
 /// # Errors
 /// If the model or the files can't be made.
 pub async fn world(database: &str) -> Result<World> {
-    let script = json!({"rules": [{"reply": {"text": "noted", "delay_ms": 200}}]}).to_string();
+    let reply = json!({"text": "noted", "delay_ms": 200, "hold": FLOOD});
+    let script = json!({"rules": [{"reply": reply}]}).to_string();
     let model = Model::start(&script).await?;
     let config = json!({"slug": "busy", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "m"});
     let agent = AgentFiles::with_tools(&config, &[])?;
@@ -52,7 +60,8 @@ pub async fn world(database: &str) -> Result<World> {
 
 impl Storm {
     /// Lets it loose at an API node, waits until every session is idle, and checks that each message is said once and
-    /// that what one client wrote to a session is said in its order.
+    /// that what one client wrote to a session is said in its order. The model answers nobody until every client has
+    /// met a full mailbox, or has written all that it has to.
     ///
     /// # Errors
     /// If something is lost, doubled or out of order.
@@ -62,9 +71,24 @@ impl Storm {
             sessions.push(world.create(api).await?);
         }
         let share = self.messages / self.clients;
-        let clients = (0..self.clients).map(|number| write(api, number, share, &sessions));
+        let full = AtomicUsize::new(0);
+        let clients = (0..self.clients).map(async |number| {
+            let written = write(api, number, share, &sessions, &full).await?;
+            if written.refused == 0 {
+                full.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(written)
+        });
+        let filled = async {
+            let mut pause = tokio::time::interval(Duration::from_millis(20));
+            while full.load(Ordering::Relaxed) < self.clients {
+                pause.tick().await;
+            }
+            world.model.release(FLOOD).await
+        };
         let mut weathered = Weathered::default();
-        for one in futures::future::try_join_all(clients).await? {
+        let (written, ()) = futures::try_join!(futures::future::try_join_all(clients), filled)?;
+        for one in written {
             weathered.accepts.extend(one.accepts);
             weathered.refused += one.refused;
             weathered.put_off += one.put_off;
@@ -106,8 +130,15 @@ fn read(text: &str) -> Option<(usize, usize)> {
     Some((client.parse().ok()?, number.parse().ok()?))
 }
 
-/// One client's part: as many messages as its share, to each session in turn.
-async fn write(api: &str, number: usize, share: usize, sessions: &[Uuid]) -> Result<Weathered> {
+/// One client's part: as many messages as its share, to each session in turn. `full` counts the clients that have met
+/// a full mailbox.
+async fn write(
+    api: &str,
+    number: usize,
+    share: usize,
+    sessions: &[Uuid],
+    full: &AtomicUsize,
+) -> Result<Weathered> {
     let http = client();
     let mut weathered = Weathered::default();
     for message in 0..share {
@@ -131,7 +162,12 @@ async fn write(api: &str, number: usize, share: usize, sessions: &[Uuid]) -> Res
             let refusal: Value = answer.json().await?;
             ensure!(Instant::now() < until, "{session} takes no mail: {refusal}");
             match refusal["error"].as_str() {
-                Some("mailbox_full") => weathered.refused += 1,
+                Some("mailbox_full") => {
+                    if weathered.refused == 0 {
+                        full.fetch_add(1, Ordering::Relaxed);
+                    }
+                    weathered.refused += 1;
+                }
                 // The node has more to do than connections to do it with.
                 Some("unavailable") => weathered.put_off += 1,
                 _ => bail!("{refusal}"),

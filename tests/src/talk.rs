@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 use uuid::Uuid;
 
-use crate::world::{AgentFiles, Model, PATIENCE, World, answer};
+use crate::{
+    cluster::connect,
+    world::{AgentFiles, Model, PATIENCE, World, answer},
+};
 
 /// A conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,11 +51,15 @@ pub enum Talk {
     Watched,
     /// Two agents answer each other until the hops run out.
     PingPong,
+    /// A person interrupts while the model is being asked, and the request is ended.
+    RequestInterrupted,
+    /// The same, and the request goes on: the person is told of next.
+    RequestLeftAlone,
 }
 
 impl Talk {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::OnAnyProgress,
         Self::WhenAllDone,
         Self::OnTimeout,
@@ -69,6 +76,8 @@ impl Talk {
         Self::Paused,
         Self::Watched,
         Self::PingPong,
+        Self::RequestInterrupted,
+        Self::RequestLeftAlone,
     ];
 
     /// What the model says last.
@@ -78,6 +87,7 @@ impl Talk {
             Self::WhenAllDone => "fast: fast\n slow: slow\n",
             Self::ReadFirst => "read slow",
             Self::WaitInterrupted => "all done",
+            Self::RequestInterrupted | Self::RequestLeftAlone => "it goes well",
             Self::Helpers => "one: echo one; two: echo two",
             Self::Mail => "heard it",
             Self::Sleep => "awake",
@@ -123,13 +133,18 @@ impl Talk {
                 let already = if self == Self::Interrupted { 1 } else { 2 };
                 asked(world, already).await?;
                 running(world, api, id).await?;
-                let body = json!({"prompt": "how is it going?", "interrupt": true,
-                    "message_id": Uuid::from_u128(id.as_u128() ^ 1)});
-                let url = format!("{api}/v1/sessions/{id}/messages");
-                let (status, view) = world.call("POST", &url, Some(&body)).await?;
-                ensure!(matches!(status, 200 | 202), "{status} {view}");
+                interrupt(world, api, id).await?;
                 said(world, "how is it going?").await?;
                 let_go(world.agent.dir())?;
+            }
+            Self::RequestInterrupted | Self::RequestLeftAlone => {
+                // Nobody lets go the request that is to be ended.
+                held(world).await?;
+                interrupt(world, api, id).await?;
+                if self == Self::RequestLeftAlone {
+                    taken_in(world, id).await?;
+                    world.model.release("thinking").await?;
+                }
             }
             Self::Question => {
                 let view = world.until(api, id, "waiting_external").await?;
@@ -230,6 +245,28 @@ async fn said(world: &World, text: &str) -> Result<()> {
         .with_context(|| format!("the model is told {text:?}"))
 }
 
+/// A person says something that doesn't wait.
+async fn interrupt(world: &World, api: &str, id: Uuid) -> Result<()> {
+    let body = json!({"prompt": "how is it going?", "interrupt": true,
+        "message_id": Uuid::from_u128(id.as_u128() ^ 1)});
+    let url = format!("{api}/v1/sessions/{id}/messages");
+    let (status, view) = world.call("POST", &url, Some(&body)).await?;
+    ensure!(matches!(status, 200 | 202), "{status} {view}");
+    Ok(())
+}
+
+/// Waits until an answer of the model is held.
+async fn held(world: &World) -> Result<()> {
+    until(async || Ok(!world.model.held().await?.is_empty())).await.context("the model is asked")
+}
+
+/// Waits until all mail of a session has been considered.
+async fn taken_in(world: &World, id: Uuid) -> Result<()> {
+    let sql = connect(&world.url).await?;
+    let considered = "SELECT mail_cursor = mail_seq FROM sessions WHERE id = $1";
+    until(async || Ok(sql.query_one(considered, &[&id]).await?.get(0))).await.context("mail is considered")
+}
+
 /// Waits until a call of a session goes on.
 async fn running(world: &World, api: &str, id: Uuid) -> Result<()> {
     until(async || {
@@ -267,6 +304,66 @@ pub async fn check(world: &World) -> Result<()> {
         ensure!(!text.contains("orphaned"), "a call was given up that may run again: {text}");
     }
     Ok(())
+}
+
+/// By what lines of a [`story`] are known that depend on the moment: a wait, what it ended with, and the receipt of a
+/// letter, which says what its recipient did then.
+const OF_THE_MOMENT: [&str; 3] = [r#"\"capability\":\"wait\""#, r#""woken_by":"#, r#""recipient_status":"#];
+
+/// What the model has been told in a conversation and what it has asked for, in the words of the last request of its
+/// agent's: a line for each call, result, notice and message, in no order. Names, times, placeholders
+/// and what depends on the moment are left out, since they differ from one playing to the next.
+///
+/// # Errors
+/// If the model doesn't say what it was asked.
+pub async fn story(world: &World) -> Result<Vec<String>> {
+    let requests = world.model.requests().await?;
+    let last = requests.iter().rev().find(|request| request["model"] == "main").context("a request")?;
+    let mut told = Vec::new();
+    for message in last["messages"].as_array().into_iter().flatten() {
+        let text = match &message["content"] {
+            Value::String(text) => text.clone(),
+            Value::Array(parts) => {
+                parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
+            }
+            _ => String::new(),
+        };
+        match message["role"].as_str() {
+            Some("user" | "tool") => told.extend(said_once(&text)),
+            Some("assistant") => {
+                let calls = message["tool_calls"].as_array();
+                told.extend(
+                    calls.into_iter().flatten().map(|call| nameless(&format!("asks {}", call["function"]))),
+                );
+            }
+            _ => {}
+        }
+    }
+    told.retain(|line| !OF_THE_MOMENT.iter().any(|sign| line.contains(sign)));
+    told.sort_unstable();
+    Ok(told)
+}
+
+/// A result or notices, without what differs from one playing to the next; none of a placeholder.
+fn said_once(text: &str) -> Vec<String> {
+    if serde_json::from_str::<Value>(text)
+        .is_ok_and(|shown| shown["status"].is_string() && shown["message"].is_string())
+    {
+        return Vec::new();
+    }
+    vec![nameless(text)]
+}
+
+/// A text in which each word with a digit is the same.
+fn nameless(text: &str) -> String {
+    let word = |letter: char| letter.is_alphanumeric() || "_-:.".contains(letter);
+    let mut shown = String::new();
+    for part in text.split_inclusive(|letter| !word(letter)) {
+        let (name, end) = part.split_at(part.trim_end_matches(|letter| !word(letter)).len());
+        shown.push_str(if name.contains(|letter: char| letter.is_ascii_digit()) { "#" } else { name });
+        shown.push_str(end);
+    }
+    shown
 }
 
 /// The configuration of a conversation's agent, for tests that change it.

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_tests::{
-    cluster::fresh_database,
+    cluster::{Database, fresh_database},
     talk::{self, Talk},
-    world::{PATIENCE, Signal, World},
+    world::{Model, Node, PATIENCE, Signal, World},
 };
+use serde_json::json;
+use tokio::time::Instant;
+use uuid::Uuid;
 
 async fn plain(talk: Talk) -> Result<()> {
     let database = fresh_database().await;
@@ -46,6 +49,8 @@ plain! {
     a_pause_lets_calls_come_home = Paused,
     a_session_is_watched = Watched,
     agents_that_answer_each_other_end_when_the_hops_run_out = PingPong,
+    a_person_may_interrupt_a_request = RequestInterrupted,
+    a_person_waits_for_a_request_that_may_not_be_interrupted = RequestLeftAlone,
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,5 +109,60 @@ async fn a_worker_that_leaves_lets_a_call_in_the_background_finish() -> Result<(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_has_to_leave_hands_an_idempotent_call_over() -> Result<()> {
     ensure!(drained("1", false).await? == 2);
+    Ok(())
+}
+
+/// A conversation whose model gives no answer while the slow call goes on, and what it does when that has ended.
+async fn unanswered(then: serde_json::Value) -> Result<(Database, World, [Node; 2], String, Uuid)> {
+    let database = fresh_database().await;
+    let mut world = Talk::OnAnyProgress.world(database.url()).await?;
+    let calls = json!([{"name": "bash_fast", "arguments": {}}, {"name": "bash_slow", "arguments": {}}]);
+    let script = json!({"rules": [
+        {"when": {"contains": "(bash_slow) completed]"}, "reply": then},
+        {"when": {"turn": 0}, "reply": {"tool_calls": calls}},
+        {"reply": {"status": 400, "error": "no"}}]});
+    world.model = Model::start(&script.to_string()).await?;
+    let agent = talk::agent(Talk::OnAnyProgress, &world.model.url);
+    std::fs::write(world.agent.agent_path(), agent.to_string())?;
+    let (api_node, api) = world.node("api", &[], &[]).await?;
+    let (worker, _) = world.node("worker", &[], &[]).await?;
+    let id = world.create(&api).await?;
+    begun(&world, 1).await?;
+    let mut tick = tokio::time::interval(Duration::from_millis(20));
+    let until = Instant::now() + PATIENCE;
+    while !worker.log_text().contains("the model gave no answer") {
+        ensure!(Instant::now() < until, "it is answered: {}", worker.log_text());
+        tick.tick().await;
+    }
+    talk::let_go(world.agent.dir())?;
+    Ok((database, world, [api_node, worker], api, id))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_comes_home_although_the_model_gives_no_answer() -> Result<()> {
+    let (_database, world, _nodes, api, id) = unanswered(json!({"text": "all done"})).await?;
+    Talk::OnAnyProgress.ended(&world, &api, id).await?;
+    let began = world.agent.effects().values().sum::<usize>();
+    ensure!(began == 1, "it began {began} times: it was killed when the model gave no answer");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_fails_once_everything_has_come_home_and_the_model_still_gives_no_answer() -> Result<()> {
+    let (_database, world, _nodes, api, id) = unanswered(json!({"status": 400, "error": "still no"})).await?;
+    let mut tick = tokio::time::interval(Duration::from_millis(50));
+    let until = Instant::now() + PATIENCE;
+    let view = loop {
+        let view = world.view(&api, id).await?;
+        if view["status"] == "failed" {
+            break view;
+        }
+        ensure!(Instant::now() < until, "{view}");
+        tick.tick().await;
+    };
+    ensure!(view["status_detail"].to_string().contains("still no"), "{view}");
+    let told = world.model.requests().await?;
+    let told = told.iter().filter(|request| request.to_string().contains("(bash_slow) completed]")).count();
+    ensure!(told == 1, "the model was asked {told} times with the result");
     Ok(())
 }

@@ -282,3 +282,66 @@ async fn a_sleep_of_days_and_a_deadline_end_by_the_databases_clock_whatever_dies
     ensure!(answer(&view)? == "they said no", "{view}");
     Ok(())
 }
+
+/// A model that sleeps for two hours, beside a call that takes as long as it is let.
+const WORKS_AND_SLEEPS: &str = r#"{"rules": [
+    {"when": {"turn": 0}, "reply": {"tool_calls": [
+        {"name": "bash_slow", "id": "call_slow"},
+        {"name": "system_own_system_info", "id": "call_sleep", "arguments": {"capability": "sleep-until", "seconds": 7200}}]}},
+    {"reply": {"text": "told"}}
+]}"#;
+
+async fn works_and_sleeps(url: &str) -> Result<World> {
+    let model = Model::start(WORKS_AND_SLEEPS).await?;
+    let config = json!({"slug": "sleeper", "flavor": "OpenAIv1", "modelUrl": model.url, "modelName": "scripted", "toolDirectory": "tools",
+        "builtinToolboxes": [{"tag": "SystemToolbox", "contents": {"Name": "own", "Capabilities": ["sleep-until"]}}]});
+    let described = json!({"slug": "slow", "description": "Takes its time.", "args": []});
+    let run = "cd \"$(dirname \"$0\")/..\"; echo x >> effects.log; until [ -e go-on ]; do sleep 0.02; done; echo worked";
+    let mut world = World::new(url, model, AgentFiles::with_tools(&config, &[("slow", described, run)])?);
+    world.lease_ttl = 5;
+    Ok(world)
+}
+
+/// When a session wakes, once it sleeps: so many seconds from now by the database's clock.
+async fn sleeps_for(world: &World, api: &str, id: Uuid) -> Result<i64> {
+    let until = Instant::now() + PATIENCE;
+    let mut pause = tokio::time::interval(Duration::from_millis(50));
+    loop {
+        pause.tick().await;
+        let view = world.view(api, id).await?;
+        if view["parked_on"] == "timer" {
+            let sql = holdfast_tests::cluster::connect(&world.url).await?;
+            let left =
+                "SELECT extract(epoch FROM available_at - now())::bigint FROM runs WHERE session_id = $1";
+            return Ok(sql.query_one(left, &[&id]).await?.get(0));
+        }
+        ensure!(Instant::now() < until, "it doesn't sleep: {view}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_clock_is_wrong_or_is_set_ends_no_wait_early() -> Result<()> {
+    let clock = Clock::new().await?;
+    let database = holdfast_tests::cluster::fresh_database().await;
+    let environment = clock.environment();
+    let environment: Vec<(&str, &str)> =
+        environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    let world = works_and_sleeps(database.url()).await?;
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let (_scheduler, _) = world.node("scheduler", &[], &[]).await?;
+    // Days ahead from its start on, and set further while it holds the run: the call goes on beside the sleep.
+    clock.set(100 * HOUR)?;
+    let (_worker, _) = world.node("worker", &[], &environment).await?;
+    let id = world.create(&api).await?;
+    started(&world, 1).await?;
+    clock.set(200 * HOUR)?;
+    let url = format!("{api}/v1/sessions/{id}/messages");
+    let (status, view) = world.call("POST", &url, Some(&json!({"prompt": "are you there?"}))).await?;
+    ensure!(matches!(status, 200 | 202), "{status} {view}");
+    fs::write(world.agent.dir().join("go-on"), "")?;
+    let left = sleeps_for(&world, &api, id).await?;
+    ensure!((HOUR..=2 * HOUR).contains(&left), "{left} s are left");
+    let requests = world.model.requests().await?;
+    ensure!(requests.len() == 2 && !requests[1].to_string().contains("woken_by"), "{requests:#?}");
+    Ok(())
+}

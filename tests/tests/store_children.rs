@@ -6,19 +6,25 @@ use holdfast_engine::{
     agent::Agent,
     builtin::{BuiltinToolbox, Helper},
     content::ToolResult,
-    decide::Next,
-    ids::{CallId, SessionId, Token},
-    mail::Control,
+    decide::{Mode, Next},
+    ids::{CallId, MailId, SessionId, Token},
+    mail::{Control, MailBody, Priority, Sender},
     session::{CallState, Status},
 };
 use holdfast_store::{
-    StoreError, accept, commit, delete, history,
+    StoreError,
+    accept::{self, Caller},
+    commit, delete, history,
+    letters::{Ask, Letter},
     settle::{self, Report},
+    waking::Wake,
 };
 use holdfast_tests::{
     step::{Holder, calls, says},
-    store::{AGENT, LONG, World, caller, message},
+    store::{AGENT, LONG, OWNER, World, caller, message, new_session},
 };
+
+use uuid::Uuid;
 
 /// The test's agent, which may call itself and has a toolbox of the engine's.
 fn with_helper(agent: &Agent) -> Agent {
@@ -36,7 +42,13 @@ fn with_helper(agent: &Agent) -> Agent {
 
 /// A session that has called its helper and is parked, and the call.
 async fn parked(world: &World) -> (SessionId, CallId) {
-    let id = world.asked("delegate").await;
+    parked_by(world, &caller()).await
+}
+
+async fn parked_by(world: &World, caller: &Caller) -> (SessionId, CallId) {
+    let new = new_session(Some(message("delegate")), Mode::UntilBlocked);
+    accept::create(&world.store, caller, &new).await.expect("a session");
+    let id = new.id;
     let mut parent = hold(world).await;
     assert_eq!(parent.decide(), Next::AskModel);
     parent.answer(calls(&[("prompt_agent_helper", r#"{"what": "the work"}"#)]));
@@ -142,6 +154,115 @@ async fn a_child_that_nobody_waits_for_is_told_to_stop_and_its_tokens_are_closed
     assert_eq!(orders.count(), 2);
     assert_eq!(child.decide(), Next::Stop(Status::Ready));
     child.end(Status::Ready).await;
+}
+
+#[tokio::test]
+async fn calls_that_are_cancelled_where_nothing_runs_are_told_to_the_model() {
+    let world = World::new().await;
+    for attached in [false, true] {
+        let (id, call, _) = world.waiting().await;
+        if attached {
+            accept::cancel_attached(&world.store, &caller(), id).await.expect("ordered");
+        } else {
+            let message = Control::CancelCalls { tool_call_ids: vec![call] };
+            let from = Sender::User { owner: Some(OWNER.to_owned()) };
+            let (letter_id, priority) = (MailId(Uuid::now_v7()), Priority::High);
+            let body = MailBody::Control { message };
+            let letter = Letter { id: letter_id, from, priority, hops: 0, body };
+            accept::send(&world.store, &caller(), id, letter, Wake::By(Ask::GoOn), &[])
+                .await
+                .expect("ordered");
+        }
+        let mut holder = world.hold().await;
+        assert_eq!(holder.session.id, id);
+        let next = holder.decide();
+        if attached {
+            // A deferred call isn't attached: there is nothing to tell.
+            assert_eq!(next, Next::Stop(Status::WaitingExternal));
+            holder.end(Status::WaitingExternal).await;
+            continue;
+        }
+        assert_eq!(next, Next::AskModel);
+        holder.answer(says("never mind"));
+        assert_eq!(holder.decide(), Next::Stop(Status::Idle));
+        holder.end(Status::Idle).await;
+    }
+}
+
+#[tokio::test]
+async fn children_can_be_stopped_by_their_parent_without_a_run() {
+    let world = World::new().await;
+    let id = world.asked("delegate").await;
+    let mut parent = hold(&world).await;
+    parent.decide();
+    parent.answer(calls(&[("prompt_agent_helper", r#"{"what": "the work"}"#)]));
+    assert_eq!(parent.decide(), Next::Park("child"));
+    // Its model gave no answer beside the child.
+    parent.end(Status::Failed).await;
+    let mut child = hold(&world).await;
+    child.decide();
+    accept::cancel(&world.store, &caller(), id, false).await.expect("there is something to stop");
+    let mut holder = Holder::claim(&world.store, &with_helper(&world.agent), LONG).await;
+    assert_eq!(holder.session.id, id);
+    assert!(matches!(holder.decide(), Next::Stop(_)));
+    holder.end(Status::Failed).await;
+    child.commit(commit::RunAfter::Keep).await.expect("stored");
+    assert!(matches!(child.decide(), Next::Stop(_)), "it was told to stop");
+    let refused = accept::cancel(&world.store, &caller(), id, false).await;
+    assert!(matches!(refused, Err(StoreError::NoActiveRun)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn what_a_step_starts_elsewhere_belongs_to_its_trace() {
+    let world = World::new().await;
+    let trace = |n: u8| format!("00-{}-00f067aa0ba902b7-01", format!("{n:02x}").repeat(16));
+    let caller = Caller { traceparent: Some(trace(1)), ..caller() };
+    let (parent, call) = parked_by(&world, &caller).await;
+    let mut child = hold(&world).await;
+    assert_eq!(child.lease.session.0, call.0);
+    assert_eq!(child.lease.traceparent.as_deref(), Some(trace(1).as_str()), "that of its parent's run");
+    child.decide();
+    child.answer(says("done"));
+    child.decide();
+    // Another trace than the one in which the parent waits, which it stays in.
+    child.lease.traceparent = Some(trace(2));
+    child.end(Status::Idle).await;
+    let woken = hold(&world).await;
+    assert_eq!(woken.lease.session, parent);
+    assert_eq!(woken.lease.traceparent.as_deref(), Some(trace(1).as_str()));
+}
+
+#[tokio::test]
+async fn a_child_that_its_parent_has_stopped_starts_no_run_of_it() {
+    let world = World::new().await;
+    let (parent, call) = parked(&world).await;
+    let mut child = hold(&world).await;
+    child.decide();
+    child.answer(calls(&[("ask_person", "{}")]));
+    child.decide();
+    child.end(Status::WaitingExternal).await;
+    accept::cancel_attached(&world.store, &caller(), parent).await.expect("ordered");
+    let mut holder = hold(&world).await;
+    assert_eq!(holder.decide(), Next::AskModel);
+    holder.answer(says("never mind"));
+    assert_eq!(holder.decide(), Next::Stop(Status::Idle));
+    holder.end(Status::Idle).await;
+
+    let mut child = hold(&world).await;
+    assert_eq!(child.decide(), Next::Stop(Status::Ready));
+    let mut work = child.work(commit::RunAfter::End { status: Status::Ready, detail: None });
+    let settled = holdfast_engine::mail::Settled::Cancelled { message: "stopped".to_owned() };
+    work.to_parent = Some((parent, commit::end_of_child(SessionId(call.0), None, call, settled)));
+    let deadline = tokio::time::Instant::now() + LONG;
+    let outcome = commit::commit(&world.store, &work, deadline).await.expect("stored");
+    assert!(matches!(outcome, commit::Outcome::Stored { released: true, .. }), "{outcome:?}");
+    assert_eq!(world.row(parent).await.status, "idle");
+    assert_eq!(world.count("SELECT count(*) FROM mail WHERE tag = 'toolCallFinished'").await, 1);
+    assert_eq!(
+        world.count("SELECT count(*) FROM runs WHERE mode <> 'none'").await,
+        0,
+        "nothing is to be done"
+    );
 }
 
 #[tokio::test]

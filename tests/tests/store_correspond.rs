@@ -75,6 +75,7 @@ fn letter(from: SessionId, to: Address, text: &str) -> Correspondence {
         scope: Scope::All,
         interrupt_scope: Scope::Children,
         max_hops: 16,
+        traceparent: None,
     }
 }
 
@@ -172,7 +173,7 @@ async fn scopes_bound_who_is_written_to_and_who_is_interrupted() {
             }
         }
     }
-    let mail = history::mail(&world.store, family.grandchild, false, 500).await.expect("mail");
+    let mail = history::mail(&world.store, family.grandchild, 0, false, 500).await.expect("mail");
     let urgent = mail.iter().filter(|letter| letter.priority == Priority::High).count();
     assert_eq!((urgent, mail.len()), (3, 6), "what interrupts goes before other mail");
     let from = Sender::Session { session_id: family.child, agent: Some(AGENT.to_owned()) };
@@ -480,7 +481,7 @@ async fn sixty_four_rival_senders_keep_their_order_dense_numbers_and_the_bound()
     }
     let limit = usize::try_from(MAILBOX_LIMIT).expect("a small number");
     assert_eq!(refused, SENDERS * EACH - limit);
-    let mail = history::mail(&world.store, recipient, true, 500).await.expect("mail");
+    let mail = history::mail(&world.store, recipient, 0, true, 500).await.expect("mail");
     assert_eq!(
         mail.iter().map(|letter| letter.seq).collect::<Vec<_>>(),
         (1..=MAILBOX_LIMIT).collect::<Vec<_>>()

@@ -1,6 +1,7 @@
 //! What one session may read of others: within its scope, within bounds, in the shapes that models are told of.
 
 use holdfast_engine::{
+    builtin::Section,
     content::{Payload, Query},
     decide::Mode,
     ids::SessionId,
@@ -10,7 +11,7 @@ use holdfast_engine::{
 use holdfast_store::{
     accept,
     delete::delete,
-    introspect::{self, IntrospectError, RESULTS_MAX, Reader, Section},
+    introspect::{self, IntrospectError, RESULTS_MAX, Reader},
 };
 use holdfast_tests::{
     step::{calls, says},

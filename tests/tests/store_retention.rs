@@ -31,16 +31,24 @@ async fn days_pass(world: &World, days: i32) {
         .expect("aged");
 }
 
-/// Gives a session so many turns more.
-async fn lengthen(world: &World, session: SessionId, turns: i32) {
+/// Gives a session so many turns, calls, letters and events more.
+async fn lengthen(world: &World, session: SessionId, rows: i32) {
     let sql = world.sql().await;
-    sql.execute(
-        "INSERT INTO turns SELECT session_id, 99 + n, gen_random_uuid(), tag, format, body, version, at
-         FROM turns, generate_series(1, $2::integer) n WHERE session_id = $1 AND position = 1",
-        &[&session.0, &turns],
-    )
-    .await
-    .expect("a long history");
+    for (table, number, other) in [
+        ("turns", "position", "'position', fresh.n, 'id', fresh.id"),
+        ("tool_calls", "index", "'id', fresh.id"),
+        ("mail", "seq", "'seq', fresh.n, 'id', fresh.id"),
+        ("events", "seq", "'seq', fresh.n"),
+    ] {
+        let more = format!(
+            "INSERT INTO {table}
+             SELECT (jsonb_populate_record(NULL::{table}, to_jsonb(first) || jsonb_build_object({other}))).*
+             FROM (SELECT * FROM {table} WHERE session_id = $1 ORDER BY {number} LIMIT 1) first,
+                 (SELECT 99 + n AS n, gen_random_uuid() AS id FROM generate_series(1, $2::integer) n) fresh"
+        );
+        let count = sql.execute(&more, &[&session.0, &rows]).await.expect("a long history");
+        assert_eq!(i64::try_from(count).expect("few"), i64::from(rows), "{table}");
+    }
 }
 
 async fn sweep(world: &World, terms: Terms) -> u64 {
@@ -176,6 +184,9 @@ async fn a_giant_is_removed_in_bounded_statements() {
             rows => removed.push(rows),
         }
     }
-    assert!(removed.len() >= 3 && removed.iter().all(|rows| *rows <= 5_100), "{removed:?}");
-    assert_eq!(world.count("SELECT count(*) FROM turns").await, 0);
+    assert!(removed.len() >= 3 && removed.iter().all(|rows| *rows <= 4 * 5_000 + 100), "{removed:?}");
+    for table in ["turns", "tool_calls", "mail", "sessions"] {
+        assert_eq!(world.count(&format!("SELECT count(*) FROM {table}")).await, 0, "{table}");
+    }
+    assert_eq!(world.count("SELECT count(*) FROM events").await, 1, "the one that says that it was deleted");
 }

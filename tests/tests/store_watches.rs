@@ -64,7 +64,7 @@ async fn forward(world: &World) -> u64 {
 
 /// The events that a session was told, as `kind tool`.
 async fn told(world: &World, session: SessionId) -> Vec<String> {
-    let mail = history::mail(&world.store, session, false, 500).await.expect("mail");
+    let mail = history::mail(&world.store, session, 0, false, 500).await.expect("mail");
     mail.into_iter().filter_map(|letter| event(&letter)).collect()
 }
 
@@ -152,7 +152,7 @@ async fn many_schedulers_tell_an_event_once() {
     let stores = join_all((0..6).map(|_| open(world.database.url(), 2, None))).await;
     join_all(stores.iter().map(async |store| while watches::forward(store, 3).await.expect("a pass") > 0 {}))
         .await;
-    let mail = history::mail(&world.store, parent, false, 500).await.expect("mail");
+    let mail = history::mail(&world.store, parent, 0, false, 500).await.expect("mail");
     assert_eq!(mail.iter().map(|letter| letter.seq).collect::<Vec<_>>(), (1..=96).collect::<Vec<_>>());
     for child in watched {
         let seqs = mail.iter().filter_map(|letter| match &letter.body {
@@ -181,6 +181,7 @@ async fn fill(world: &World, parent: SessionId, sender: SessionId, count: i64) {
             scope: Scope::All,
             interrupt_scope: Scope::All,
             max_hops: 16,
+            traceparent: None,
         };
         correspond::send(&world.store, OWNER, &letter).await.expect("room");
     }
@@ -428,7 +429,7 @@ async fn large_events_are_told_by_their_beginning() {
     .await
     .expect("an event");
     forward(&world).await;
-    let mail = history::mail(&world.store, parent, false, 10).await.expect("mail");
+    let mail = history::mail(&world.store, parent, 0, false, 10).await.expect("mail");
     let [Envelope { body: MailBody::WatchedEvent { data, .. }, .. }] = mail.as_slice() else {
         panic!("{mail:?}")
     };

@@ -220,6 +220,37 @@ async fn pauses_double_to_an_hour_and_what_is_given_up_stays_and_can_be_sent_aga
 }
 
 #[tokio::test]
+async fn what_has_waited_for_long_is_given_up_when_it_has_failed_for_long() {
+    let world = World::new().await;
+    let server = endpoint(SERVER, None);
+    declared(&world, &server).await;
+    world.waiting().await;
+    queue(&world, SERVER).await;
+    let sql = world.sql().await;
+    // Nobody was there to send it.
+    sql.batch_execute("UPDATE webhook_deliveries SET queued_at = now() - interval '3 days'")
+        .await
+        .expect("aged");
+    let [one] = &claim(&world, &server).await[..] else { panic!("one") };
+    let after = webhooks::failed(&world.store, one, "status 503", NOW, DAY).await.expect("an answer");
+    assert_eq!(after, After::Again);
+    let a_day_later = "UPDATE webhook_deliveries SET failing_since = failing_since - interval '1 day'";
+    sql.batch_execute(a_day_later).await.expect("aged");
+    time_passes(&world).await;
+    // A receiver that wants nothing isn't failing until it is asked again.
+    let [one] = &claim(&world, &server).await[..] else { panic!("again") };
+    assert!(webhooks::disable(&world.store, &server, one).await.expect("an answer"));
+    webhooks::enable(&world.store, None).await.expect("an answer");
+    for expected in [After::Again, After::Dead] {
+        time_passes(&world).await;
+        let [one] = &claim(&world, &server).await[..] else { panic!("once more") };
+        let after = webhooks::failed(&world.store, one, "status 503", NOW, DAY).await.expect("an answer");
+        assert_eq!(after, expected);
+        sql.batch_execute(a_day_later).await.expect("aged");
+    }
+}
+
+#[tokio::test]
 async fn an_agents_endpoint_is_sent_its_own_sessions_and_the_kinds_that_it_asks_for() {
     let world = World::new().await;
     record(&world.store, "other", &world.agent).await.expect("recorded");

@@ -235,10 +235,12 @@ async fn metrics_leave_by_both_doors_under_the_same_names() -> Result<()> {
 async fn logs_go_out_with_their_fields_and_sending_them_feeds_nothing() -> Result<()> {
     let database = fresh_database().await;
     let (world, sink, soon) = (world(database.url()).await?, Sink::start().await?, impatient());
-    let (_api, api) = world.node("api", &[], &[]).await?;
     // Everything is logged, what HTTP clients do to send metrics and logs included.
+    let trace = ("RUST_LOG", "trace");
+    let (mut api_node, api) = world.node("api", &[], &[trace]).await?;
+    let (mut scheduler, _) = world.node("scheduler", &[], &[trace]).await?;
     let mut variables = as_given(&soon);
-    variables.push(("RUST_LOG", "trace"));
+    variables.push(trace);
     let (mut worker, _) = world.node("worker", &["--otlp-endpoint", &sink.url], &variables).await?;
     let (session, _) = asked(&world, &api).await?;
     sink.until("the record of the run's end", |received| {
@@ -251,8 +253,13 @@ async fn logs_go_out_with_their_fields_and_sending_them_feeds_nothing() -> Resul
     .await?;
     stop(&mut worker).await?;
 
+    stop(&mut api_node).await?;
+    stop(&mut scheduler).await?;
     let log = worker.log_text();
-    ensure!(!log.contains(CANARY), "a prompt, an argument or a result is logged");
+    for log in [&log, &api_node.log_text(), &scheduler.log_text()] {
+        ensure!(log.contains(r#""level":"trace"#), "nothing is traced");
+        ensure!(!log.contains(CANARY), "a prompt, an argument or a result is logged");
+    }
     ensure!(log.contains(r#""target":"hyper_util"#), "the clients' own events are logged: {log}");
     let received = sink.received();
     for (_, scope, record) in &received.records {

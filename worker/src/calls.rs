@@ -150,6 +150,7 @@ impl Running {
             token.cancel();
         }
         let mut dying: Vec<CallId> = unwanted.into_iter().map(|(call, _)| call).collect();
+        let gone = dying.clone();
         let mut survivors = Vec::new();
         while !dying.is_empty() {
             let Some(ended) = self.futures.next().await else { break };
@@ -159,6 +160,7 @@ impl Running {
                 survivors.push(ended);
             }
         }
+        gone.into_iter().for_each(|call| self.board.wipe(call));
         for ended in survivors {
             self.futures.push(futures::future::ready(ended).boxed());
         }
@@ -190,7 +192,7 @@ fn wrapped(
         Some(BuiltinKind::Helper(_)) | None => None,
     };
     let reporter = board.of(scope, start);
-    let watcher: Watcher = Arc::new(move |_, report| reporter.tell(&report));
+    let watcher: Watcher = Arc::new(move |report| reporter.tell(&report));
     Wrapped {
         store: scope.shared.store.clone(),
         toolbox: Arc::clone(&scope.toolbox),
@@ -200,7 +202,7 @@ fn wrapped(
         tool: start.name.clone(),
         system,
         context,
-        watcher: Some(watcher),
+        watcher,
         layers: wrap::layers(&start.disposition, start.timeout_seconds.map(Duration::from_secs)),
         failed_hooks: Mutex::default(),
     }
@@ -249,8 +251,7 @@ fn ended(reply: Reply) -> How {
 
 fn cut(mut message: String) -> String {
     if message.len() > MAX_FAILURE {
-        let end = (0..=MAX_FAILURE).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
-        message.truncate(end);
+        message.truncate(message.floor_char_boundary(MAX_FAILURE));
         message.push('…');
     }
     message

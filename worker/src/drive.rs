@@ -13,7 +13,7 @@ use holdfast_engine::{
     ids::{CallId, SessionId},
     mail::{Envelope, Settled},
     model::ModelAnswer,
-    session::{CallState, Event, Hold, Illegal, Session, Status, Stop},
+    session::{CallState, Event, Hold, Illegal, Session, Status},
     turn::{Turn, TurnBody},
 };
 use holdfast_store::{
@@ -23,7 +23,7 @@ use holdfast_store::{
     load::{self, Loaded},
 };
 use tokio::time::{Duration, Instant};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 use uuid::Uuid;
 
 use crate::{
@@ -34,6 +34,7 @@ use crate::{
     metrics,
     request::{Fetched, Unanswered},
     roster::Member,
+    trace,
 };
 
 /// How long a load is tried again while the database is away.
@@ -90,6 +91,9 @@ struct Driver<'a> {
     stored: HashSet<Digest>,
     running: Running,
     asking: Option<Asking>,
+    /// Why the model gave no answer: the run ends, unless something that runs beside it comes home first, or mail
+    /// comes, of which the model is to be told.
+    unanswered: Option<String>,
     /// When to decide again at the latest.
     until: Option<DateTime<Utc>>,
     clock: Clock,
@@ -129,6 +133,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         stored: HashSet::new(),
         running: Running::default(),
         asking: None,
+        unanswered: None,
         until: None,
         clock,
         fetched: Fetched::default(),
@@ -162,7 +167,7 @@ impl Driver<'_> {
         loop {
             self.agent = self.member.agent();
             if self.shared.draining.is_cancelled() {
-                if self.idle() {
+                if self.idle() && self.unanswered.is_none() {
                     return self.leave().await;
                 }
                 // What runs comes home; nothing else begins.
@@ -181,6 +186,8 @@ impl Driver<'_> {
                     self.store(park).await?.then_some(Status::Running)
                 }
                 Next::AskModel => self.ask().await?,
+                // Only where nothing may begin: this one leaves.
+                Next::RunCalls(starts) if starts.is_empty() && self.idle() => None,
                 Next::RunCalls(starts) if starts.is_empty() => self.wait().await?,
                 Next::RunCalls(starts) => {
                     self.begin(starts).await?;
@@ -201,9 +208,8 @@ impl Driver<'_> {
     /// Ends effects whose outcome nobody waits for any more.
     async fn end_unwanted(&mut self) {
         let session = &self.session;
-        self.asking = self.asking.take().filter(|asking| {
-            asking.length == session.length() && session.owed() && session.stop != Some(Stop::Cancelled)
-        });
+        let wanted = |asking: &Asking| asking.length == session.length() && session.wants_answer();
+        self.asking = self.asking.take().filter(wanted);
         self.running
             .keep(|call| session.call(call).is_some_and(|call| call.state == CallState::Running))
             .await;
@@ -225,7 +231,8 @@ impl Driver<'_> {
 
     fn decide(&mut self) -> Result<Next, Gone> {
         let inbox = std::mem::take(&mut self.inbox);
-        let run = Run { asking: self.asking.is_some(), ..self.run };
+        let mode = if self.unanswered.is_some() { Mode::None } else { self.run.mode };
+        let run = Run { mode, asking: self.asking.is_some(), ..self.run };
         let progress = |call| self.running.progress(call);
         let mut context = Context {
             agent: &self.agent,
@@ -259,11 +266,18 @@ impl Driver<'_> {
 
     /// A run that only folded mail leaves a failed session failed: nothing has been tried since.
     fn verdict(&self, implied: Status) -> (Status, Option<String>) {
+        if self.unanswered.is_some() {
+            return (Status::Failed, self.unanswered.clone());
+        }
         let only_folded = self.run.mode == Mode::None && self.before == Status::Failed;
         if only_folded && self.session.hold != Hold::Paused {
             return (Status::Failed, None);
         }
         (implied, None)
+    }
+
+    fn traceparent(&self) -> Option<String> {
+        trace::traceparent(&Span::current()).or_else(|| self.slot.lease.traceparent.clone())
     }
 
     /// Stores what happened since the last commit. Returns whether the run is released.
@@ -272,6 +286,7 @@ impl Driver<'_> {
         if let Some((_, _, blob)) = &to_parent {
             self.blobs.extend(blob.clone());
         }
+        let reaches_others = to_parent.is_some() || !(self.spawns.is_empty() && self.dismissed.is_empty());
         let work = Commit {
             id: Uuid::now_v7(),
             epoch: self.slot.lease.epoch,
@@ -284,6 +299,7 @@ impl Driver<'_> {
             to_parent: to_parent.map(|(parent, letter, _)| (parent, letter)),
             spawns: std::mem::take(&mut self.spawns),
             dismissed: std::mem::take(&mut self.dismissed),
+            traceparent: if reaches_others { self.traceparent() } else { None },
         };
         let began = Instant::now();
         self.shared.store.at("commit.before").await;
@@ -317,8 +333,7 @@ impl Driver<'_> {
         loop {
             match load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await {
                 Ok((mail, mode)) => {
-                    self.inbox = mail;
-                    self.run.mode = mode.unwrap_or(self.run.mode);
+                    self.take_mail(mail, mode);
                     return Ok(());
                 }
                 Err(error) if error.is_unavailable() && self.slot.stands() => {
@@ -328,6 +343,13 @@ impl Driver<'_> {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Takes mail to be considered next. Whoever writes has the model asked again.
+    fn take_mail(&mut self, mail: Vec<Envelope>, mode: Option<Mode>) {
+        self.inbox = mail;
+        self.run.mode = mode.unwrap_or(self.run.mode);
+        self.unanswered = None;
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Gone> {
@@ -341,7 +363,7 @@ impl Driver<'_> {
         let (parent, call) = self.parent?;
         let RunAfter::End { status, detail } = run else { return None };
         let (settled, blob) = match status {
-            _ if self.session.stop == Some(Stop::Cancelled) => {
+            _ if decide::was_stopped(&self.session, self.run.mode) => {
                 let message =
                     "cancelled: the session that worked on this call was stopped by order.".to_owned();
                 (Settled::Cancelled { message }, None)

@@ -9,7 +9,10 @@ use holdfast_store::{
     listen::{Heard, Listener, Subscription},
     notify::Channel,
 };
-use tokio::time::{Duration, Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Duration, Instant},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -23,6 +26,55 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// How long looking into hints may keep the beat waiting.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
+
+/// Rows that are waited for at once.
+const WAITED_FOR: usize = 4;
+
+/// Leases whose rows were locked at two looks in a row, each of which is waited for: a session that many write to
+/// may be locked at every look for as long as its lease lasts.
+#[derive(Default)]
+struct Stubborn {
+    names: HashSet<(SessionId, i64)>,
+    waiting: JoinSet<(SessionId, i64)>,
+}
+
+impl Stubborn {
+    /// Waits for more of them. Returns those for which there is no room.
+    fn wait_for(&mut self, shared: &Arc<Shared>, leases: Vec<(SessionId, i64)>) -> Vec<(SessionId, i64)> {
+        let mut left = Vec::new();
+        for lease in leases {
+            if self.names.contains(&lease) {
+                continue;
+            }
+            if self.names.len() >= WAITED_FOR {
+                left.push(lease);
+                continue;
+            }
+            self.names.insert(lease);
+            let shared = Arc::clone(shared);
+            self.waiting.spawn(async move {
+                let sent = Instant::now();
+                let renewing = claim::renew(&shared.store, lease, shared.lease_ttl);
+                // Of what fails nothing is known: the next beat looks again.
+                if let Ok(Ok(beats)) = tokio::time::timeout(shared.lease_ttl, renewing).await {
+                    tell(&shared, &[lease], &beats, sent);
+                }
+                lease
+            });
+        }
+        left
+    }
+
+    /// Waits until one of them has been renewed, or not; for ever without any.
+    async fn ended(&mut self) {
+        match self.waiting.join_next().await {
+            Some(Ok(lease)) => drop(self.names.remove(&lease)),
+            // Nobody knows whose: all of them may be waited for anew.
+            Some(Err(_)) => self.names.clear(),
+            None => std::future::pending().await,
+        }
+    }
+}
 
 /// How well leases are kept.
 struct Keeping {
@@ -86,10 +138,13 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
     let every = beat_every(shared.lease_ttl);
     let mut next = Instant::now() + every;
     let mut keeping = Keeping::new();
-    // Leases that the last beat passed over because their rows were locked.
+    // Leases that the last beat passed over because their rows were locked, and when they are looked at again:
+    // hints, which may come without a pause, don't put it off.
     let mut passed: Vec<(SessionId, i64)> = Vec::new();
+    let mut retry_at = next;
+    let mut stubborn = Stubborn::default();
     loop {
-        let again = if passed.is_empty() { next } else { next.min(Instant::now() + RETRY) };
+        let again = if passed.is_empty() { next } else { next.min(retry_at) };
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep_until(again) => {
@@ -100,7 +155,8 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
                 let asked = if full { shared.held.list() } else { std::mem::take(&mut passed) };
                 match beat(&shared, asked, &mut keeping).await {
                     Some((sent, left)) => {
-                        passed = left;
+                        passed = if full { left } else { stubborn.wait_for(&shared, left) };
+                        retry_at = Instant::now() + RETRY;
                         if full {
                             keeping.succeeded(&shared, sent);
                             next = sent + every;
@@ -109,6 +165,7 @@ pub(crate) async fn run(shared: Arc<Shared>, listener: Listener, stop: Cancellat
                     None => next = Instant::now() + RETRY.min(every),
                 }
             }
+            () = stubborn.ended() => {}
             heard = hints.recv() => match heard {
                 Some(heard) => look(&shared, heard, &mut hints).await,
                 // The listener is gone, which only ends with the process: the beat goes on.
@@ -153,6 +210,13 @@ async fn look(shared: &Shared, first: Heard, hints: &mut Subscription) {
     }
 }
 
+/// Tells the tasks of the leases `asked` what a statement learned that was `sent` then.
+fn tell(shared: &Shared, asked: &[(SessionId, i64)], beats: &[claim::Beat], sent: Instant) {
+    for session in shared.held.renewed(asked, beats, sent + shared.lease_ttl) {
+        tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "another worker holds the run, or nobody may");
+    }
+}
+
 /// One heartbeat for the leases `asked`. Returns when it was sent and which leases it passed over, or
 /// nothing if it failed.
 async fn beat(
@@ -177,9 +241,7 @@ async fn beat(
     metrics::beat(outcome, sent.elapsed());
     let result = match answer {
         Ok(Ok(beats)) => {
-            for session in shared.held.renewed(&asked, &beats, sent + shared.lease_ttl) {
-                tracing::warn!(kind = "run.lease_lost", session_id = %session, worker_id = %shared.id, "another worker holds the run, or nobody may");
-            }
+            tell(shared, &asked, &beats, sent);
             let passed = beats.iter().filter(|beat| !beat.renewed);
             Some((sent, passed.map(|beat| (beat.session, beat.epoch)).collect()))
         }

@@ -94,6 +94,9 @@ pub enum WorkerError {
     Claims(String),
 }
 
+/// How many calls of the system toolbox read other sessions at once.
+const READINGS: usize = 2;
+
 /// What all tasks of a worker share.
 pub(crate) struct Shared {
     pub(crate) id: WorkerId,
@@ -110,6 +113,8 @@ pub(crate) struct Shared {
     /// Told when a run of a throttled owner ends here: its next one may begin.
     pub(crate) freed: Notify,
     pub(crate) slot_count: usize,
+    /// Of those who read other sessions: each may hold tens of MiB for a while.
+    pub(crate) readings: Semaphore,
     pub(crate) lease_ttl: Duration,
     pub(crate) stream_tokens: bool,
     pub(crate) labels: Vec<String>,
@@ -140,6 +145,7 @@ impl Shared {
             slots: Arc::new(Semaphore::new(slots)),
             freed: Notify::new(),
             slot_count: slots,
+            readings: Semaphore::new(READINGS),
             lease_ttl: config.lease_ttl,
             stream_tokens: config.stream_tokens,
             labels: config.labels,

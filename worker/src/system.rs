@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use holdfast_engine::{
-    builtin::{Address, Request, SystemToolbox},
+    builtin::{Address, Request, Section, SystemToolbox},
     content::ToolResult,
     decide,
     ids::{CallId, MailId},
@@ -17,15 +17,17 @@ use holdfast_engine::{
 use holdfast_store::{
     StoreError,
     correspond::{self, Correspondence, SendError},
-    introspect::{self, IntrospectError, Reader, Section},
+    introspect::{self, IntrospectError, Reader},
+    sessions,
     watches::{self, NewWatch, WatchError},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 use uuid::Uuid;
 
-use crate::calls::Scope;
+use crate::{calls::Scope, trace};
 
 /// How long is waited before a call is tried again while the database is away.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -136,6 +138,14 @@ impl Desk {
             Reader { owner, session: scope.session, scope: self.toolbox.session_introspection_scope };
         let limit = Some(i64::from(self.toolbox.session_introspection_max_results));
         let outputs = self.toolbox.session_introspection_include_tool_outputs;
+        let reads = matches!(
+            request,
+            Request::ListSessions
+                | Request::SearchSessions { .. }
+                | Request::ReadSession { .. }
+                | Request::SessionStats
+        );
+        let _turn = if reads { scope.shared.readings.acquire().await.ok() } else { None };
         match request {
             Request::SendMessage { .. } => {
                 let letter = self.letter(request).map_err(Refused::Told)?;
@@ -153,23 +163,9 @@ impl Desk {
                 shown(&introspect::search(store, &reader, query, limit, outputs).await?)
             }
             Request::SessionStats => shown(&introspect::stats(store, &reader).await?),
-            Request::ReadSession {
-                session,
-                take_n,
-                drop_n,
-                offset,
-                limit,
-                include_thinking,
-                include_tool_responses,
-            } => {
-                let section = Section {
-                    take_n: *take_n,
-                    drop_n: *drop_n,
-                    offset: *offset,
-                    limit: *limit,
-                    include_thinking: *include_thinking,
-                    include_tool_responses: *include_tool_responses && outputs,
-                };
+            Request::ReadSession { session, section } => {
+                let include_tool_responses = section.include_tool_responses && outputs;
+                let section = Section { include_tool_responses, ..section.clone() };
                 shown(&introspect::read(store, &reader, *session, &section).await?)
             }
             Request::Watch { session, events, tool, ttl_seconds } => {
@@ -196,11 +192,15 @@ impl Desk {
         let scope = &*self.scope;
         let (store, owner) = (&scope.shared.store, scope.owner.as_str());
         let all = watches::list(store, owner, scope.session).await?;
+        let parent = match session {
+            Some(Address::Parent) => sessions::get(store, Some(owner), scope.session).await?.parent_id,
+            _ => None,
+        };
         let of_session = |watched: Uuid| match session {
             None => true,
             Some(Address::Session(id)) => id.0 == watched,
             Some(Address::Short(end)) => watched.simple().to_string().ends_with(end.as_str()),
-            Some(Address::Parent) => false,
+            Some(Address::Parent) => parent == Some(watched),
         };
         let mut ended = Vec::new();
         for one in all {
@@ -226,7 +226,7 @@ impl Desk {
         };
         let answered = in_reply_to.as_ref().map(named).transpose()?;
         let hops = match answered {
-            Some(letter) if letter.tag == "userMessage" => 0,
+            Some(letter) if decide::by_person(letter) => 0,
             Some(letter) => letter.hops.saturating_add(1),
             None => self.hops,
         };
@@ -255,6 +255,7 @@ impl Desk {
             scope: conduct.mail_scope,
             interrupt_scope: conduct.interrupt_scope,
             max_hops: conduct.max_mail_hops,
+            traceparent: trace::traceparent(&Span::current()).or_else(|| self.scope.traceparent.clone()),
         })
     }
 }

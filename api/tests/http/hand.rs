@@ -209,6 +209,7 @@ impl Held {
             to_parent: None,
             spawns: Vec::new(),
             dismissed: Vec::new(),
+            traceparent: None,
         };
         match commit::commit(&self.store, &work, Instant::now() + PATIENCE).await.expect("a commit") {
             Outcome::Stored { version, released, wake_seq, mode } => {

@@ -3,6 +3,8 @@
 
 mod node;
 mod operate;
+#[cfg(test)]
+mod page;
 mod prompt;
 mod session;
 

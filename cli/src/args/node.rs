@@ -70,17 +70,17 @@ pub(crate) struct SchedulerNode {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DatabaseArgs {
     /// Postgres [default: an embedded cluster under --data-dir; DATABASE_URL is honoured too]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) database_url: Option<String>,
     /// Direct connection for LISTEN and migrations, where --database-url leads through a
     /// transaction-mode pooler
-    #[arg(long, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) listen_database_url: Option<String>,
     /// Home of the embedded cluster
-    #[arg(long, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]
     pub(crate) data_dir: PathBuf,
     /// The most connections of each of the two pools, for what is written and for what is read
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub(crate) db_connections: u32,
 }
 

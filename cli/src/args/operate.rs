@@ -112,6 +112,9 @@ pub(crate) struct StatusArgs {
 pub(crate) struct WebhooksArgs {
     #[command(flatten)]
     pub(crate) database: DatabaseArgs,
+    /// Report as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
     #[command(subcommand)]
     pub(crate) command: WebhooksCommand,
 }
@@ -120,11 +123,7 @@ pub(crate) struct WebhooksArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum WebhooksCommand {
     /// Endpoints, and the newest webhooks that were given up
-    List {
-        /// Report as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    List,
     /// Send webhooks again that were given up, and enable endpoints whose receiver disabled them
     Retry(WhichWebhooks),
     /// Forget webhooks that were given up

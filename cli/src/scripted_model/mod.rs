@@ -215,8 +215,7 @@ impl Server {
             return Json(answer).into_response();
         }
         let mut text = answer.to_string();
-        let half = (0..=text.len() / 2).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-        text.truncate(half);
+        text.truncate(text.floor_char_boundary(text.len() / 2));
         ([(header::CONTENT_TYPE, "application/json")], self.broken_body(vec![text], reply.hang))
             .into_response()
     }

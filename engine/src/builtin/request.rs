@@ -8,7 +8,7 @@ use super::{Capability, SystemToolbox};
 use crate::{Time, ids::SessionId};
 
 /// The longest text that a letter, a question or a search carries, in bytes.
-const MAX_TEXT: usize = 64 * 1024;
+pub const MAX_TEXT: usize = 64 * 1024;
 
 /// How long a `wait` waits that doesn't say, in seconds.
 const WAIT_SECONDS: u64 = 30;
@@ -21,6 +21,25 @@ const MAX_CHOICES: usize = 32;
 
 /// How many calls one `wait` may name.
 const MAX_WAITED: usize = 128;
+
+/// Which turns of a session are read, and what of them. Positions count from 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Section {
+    /// The last so many of those that the others choose.
+    pub take_n: Option<u64>,
+    /// All but the first so many.
+    pub drop_n: Option<u64>,
+    /// From this one on, behind those that are dropped.
+    pub offset: Option<u64>,
+    /// So many.
+    pub limit: Option<u64>,
+    /// With what models thought.
+    #[serde(default)]
+    pub include_thinking: bool,
+    /// With what tools answered.
+    #[serde(default)]
+    pub include_tool_responses: bool,
+}
 
 /// Something that a model asks of a system toolbox, its arguments checked.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,18 +111,8 @@ pub enum Request {
     ReadSession {
         /// Which.
         session: SessionId,
-        /// The last so many turns.
-        take_n: Option<u64>,
-        /// All but the first so many turns.
-        drop_n: Option<u64>,
-        /// From this turn on, counted from 0.
-        offset: Option<u64>,
-        /// At most so many turns.
-        limit: Option<u64>,
-        /// With what models thought.
-        include_thinking: bool,
-        /// With what tools gave.
-        include_tool_responses: bool,
+        /// What of it.
+        section: Section,
     },
     /// Count sessions.
     SessionStats,
@@ -233,14 +242,8 @@ struct SearchForm {
 #[derive(Deserialize)]
 struct ReadForm {
     session_id: String,
-    take_n: Option<u64>,
-    drop_n: Option<u64>,
-    offset: Option<u64>,
-    limit: Option<u64>,
-    #[serde(default)]
-    include_thinking: bool,
-    #[serde(default)]
-    include_tool_responses: bool,
+    #[serde(flatten)]
+    section: Section,
 }
 
 #[derive(Deserialize)]
@@ -314,26 +317,10 @@ fn read(capability: Capability, arguments: &Value) -> Result<Request, String> {
             Request::SearchSessions { query: text("query", query)? }
         }
         Capability::ReadSession => {
-            let ReadForm {
-                session_id,
-                take_n,
-                drop_n,
-                offset,
-                limit,
-                include_thinking,
-                include_tool_responses,
-            } = form(arguments)?;
+            let ReadForm { session_id, section } = form(arguments)?;
             let session =
                 session_id.trim().parse().map_err(|_| format!("{session_id:?} is no session id"))?;
-            Request::ReadSession {
-                session,
-                take_n,
-                drop_n,
-                offset,
-                limit,
-                include_thinking,
-                include_tool_responses,
-            }
+            Request::ReadSession { session, section }
         }
         Capability::GetSessionStats => Request::SessionStats,
         Capability::WatchSession => {

@@ -8,9 +8,11 @@ use crate::{
     builtin::{BuiltinKind, Helper, Request, WaitFor},
     content::{Payload, Query, ToolResult},
     ids::{CallId, MailId, SessionId, Token},
-    mail::{MailBody, Settled},
+    mail::{MailBody, Sender, Settled},
     policy::Disposition,
     session::{CallState, Event, Illegal, Session, Terms, TrackedCall},
+    transcript,
+    turn::{Origin, TurnBody},
     waits::Waits,
 };
 
@@ -103,7 +105,8 @@ impl Plan<'_> {
         let (query, blob) = Payload::pack(Query { text: task, media: Vec::new() });
         self.blobs.extend(blob);
         let body = MailBody::UserMessage { query };
-        let child = self.spawn(call.id, &helper.slug, Some(call.id), body, 0);
+        let hops = hops(self.session);
+        let child = self.spawn(call.id, &helper.slug, Some(call.id), body, hops);
         let waits = Waits::Child { session_id: child, agent: helper.slug.clone() };
         self.wait(call.id, waits, timeout_seconds(context.agent, call), context)
     }
@@ -241,7 +244,7 @@ impl Plan<'_> {
                 None => self.fail(id, format!("no call {name:?} was made in this session"), context),
             };
         };
-        let before = status::word(&asked);
+        let before = asked.word();
         let open = !asked.state.is_final();
         if open {
             let settled = super::fold::by_order(&asked);
@@ -259,12 +262,8 @@ impl Plan<'_> {
         context: &Context<'_>,
     ) -> Result<(), Illegal> {
         let Some(of) = self.session.call(asked) else {
-            let message = "this call is over, and its result was told".to_owned();
-            return self.complete(
-                call,
-                json!({"status": "completed", "is_final": true, "message": message}),
-                context,
-            );
+            let told = status::told_before(self.session, asked);
+            return self.complete(call, told, context);
         };
         let progress = if include_progress { (context.progress)(asked) } else { Vec::new() };
         let (shown, whole) = status::of(of, progress, context.now);
@@ -277,8 +276,15 @@ impl Plan<'_> {
 
     /// Ends the waits that are over: what they wait for has come, or their time has.
     pub(super) fn end_waits(&mut self, context: &mut Context<'_>) -> Result<(), Illegal> {
-        // Calls that wait for one another end in the order in which the model asked for them.
+        // The end of a wait may be what another one waits for.
+        while self.end_some_waits(context)? {}
+        Ok(())
+    }
+
+    /// Ends waits in the order in which the model asked for them. Returns whether there was one to end.
+    fn end_some_waits(&mut self, context: &mut Context<'_>) -> Result<bool, Illegal> {
         let waiting: Vec<TrackedCall> = self.session.waiting().cloned().collect();
+        let before = waiting.len();
         for call in waiting {
             let over = call.expires_at.is_some_and(|at| at <= context.now);
             let Some(waits) = &call.waits else { continue };
@@ -290,7 +296,7 @@ impl Plan<'_> {
                     self.fail(call.id, message, context)?;
                 }
                 Waits::Timer if over => {
-                    let now = context.now.to_rfc3339_opts(chrono::SecondsFormat::Secs, true);
+                    let now = transcript::shown_time(context.now);
                     self.complete(call.id, json!({"woken_by": "time", "now": now}), context)?;
                 }
                 Waits::Child { .. } | Waits::Timer => {}
@@ -307,27 +313,25 @@ impl Plan<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(self.session.waiting().count() < before)
     }
 }
 
 /// What ended a wait of the model's, if something did.
 fn woken_by(session: &Session, call: &TrackedCall, waits: &Waits, mail: bool, over: bool) -> Option<Value> {
+    let named = |call: &TrackedCall| json!({"tool_call_id": call.provider_id, "status": call.word()});
     let ended = match waits {
         Waits::Calls { tool_call_ids } => {
             let ended = |id: &&CallId| session.call(**id).is_none_or(|call| call.state.is_final());
-            tool_call_ids.iter().find(ended).map(|id| session.call(*id))
+            tool_call_ids.iter().find(ended).map(|id| match session.call(*id) {
+                Some(call) => named(call),
+                None => status::told_before(session, *id),
+            })
         }
-        Waits::AnyCall => session
-            .calls
-            .iter()
-            .find(|other| other.state.is_final() && other.told.is_some() && !other.told_result)
-            .map(Some),
+        Waits::AnyCall => session.calls.iter().find(|other| other.ended_untold()).map(named),
         _ => None,
     };
-    if let Some(ended) = ended {
-        let named = ended.map(|call| json!({"tool_call_id": call.provider_id, "status": status::word(call)}));
-        let mut result = named.unwrap_or_else(|| json!({"status": "completed"}));
+    if let Some(mut result) = ended {
         result["woken_by"] = json!("call");
         return Some(result);
     }
@@ -343,12 +347,8 @@ fn woken_by(session: &Session, call: &TrackedCall, waits: &Waits, mail: bool, ov
 
 /// Whether there is something that the model hasn't been told and that a wait of its own ends with.
 fn has_news(session: &Session) -> bool {
-    let ended = session.calls.iter().any(|call| {
-        matches!(call.state, CallState::Completed | CallState::Failed)
-            && call.told.is_some()
-            && !call.told_result
-    });
-    ended || session.left.iter().any(|letter| !matches!(letter.body, MailBody::Control { .. }))
+    session.calls.iter().any(TrackedCall::is_news)
+        || session.left.iter().any(|letter| !matches!(letter.body, MailBody::Control { .. }))
 }
 
 /// On what terms a call is handed to the outside, if its policy says so and nobody has let it run.
@@ -379,22 +379,29 @@ fn task(arguments: &str) -> Result<String, String> {
 }
 
 /// How many sessions will have passed on a letter that this session writes now: one more than the letter had that
-/// it was spoken to with last, none if that was a person's.
+/// it was spoken to with last, none if that was a person's. A task that a session gives its helper is a letter of
+/// that session's.
 pub fn hops(session: &Session) -> u32 {
     let spoken = session.turns.iter().rev().find_map(|turn| match &turn.body {
-        crate::turn::TurnBody::User(user) => {
-            let letters = || user.mail.iter().filter(|origin| origin.tag != "toolCallFinished");
-            let people = letters().any(|origin| origin.tag == "userMessage");
-            let agents = letters().filter(|origin| origin.tag == "agentMessage").map(|origin| origin.hops);
-            match agents.max() {
-                _ if people => Some(0),
-                Some(hops) => Some(hops.saturating_add(1)),
-                None => None,
+        TurnBody::User(user) => {
+            let messages = user.mail.iter().filter(|origin| is_message(origin));
+            match messages.map(|origin| origin.hops).max() {
+                _ if user.mail.iter().any(by_person) => Some(0),
+                hops => hops.map(|hops| hops.saturating_add(1)),
             }
         }
-        crate::turn::TurnBody::Llm(_) => None,
+        TurnBody::Llm(_) => None,
     });
     spoken.unwrap_or(0)
+}
+
+fn is_message(origin: &Origin) -> bool {
+    matches!(origin.tag.as_str(), "userMessage" | "agentMessage")
+}
+
+/// Whether a letter that the model was told of is a person's, or of a program on behalf of one.
+pub fn by_person(origin: &Origin) -> bool {
+    origin.tag == "userMessage" && !matches!(origin.from, Sender::Session { .. })
 }
 
 /// What a model is told whose letters have been answers to answers for too long.

@@ -71,7 +71,8 @@ impl Plan<'_> {
 fn is_time(session: &Session, context: &Context<'_>) -> bool {
     let interrupted = session.left.iter().any(interrupts);
     if context.asking(session) {
-        return interrupted && context.agent.conduct.interrupt_completions;
+        // What is to end after this answer asks for no other one.
+        return interrupted && context.agent.conduct.interrupt_completions && context.may_act(session);
     }
     let mut round = session.round().peekable();
     let asked = round.peek().is_some();
@@ -125,21 +126,14 @@ fn holds(call: &TrackedCall, session: &Session, context: &Context<'_>) -> bool {
         },
         _ => return false,
     }
-    let agent = context.agent;
-    if agent.conduct.execution_mode == ExecutionMode::Synchronous {
-        return true;
+    let conduct = &context.agent.conduct;
+    let until_another_ends = conduct.execution_mode == ExecutionMode::Asynchronous
+        && conduct.async_yield_strategy == YieldStrategy::OnAnyProgress
+        && matches!(call.disposition().base(), Disposition::RunAsync { attach_seconds: None });
+    if until_another_ends {
+        return !session.round().any(|other| other.state.is_final());
     }
-    match call.disposition().base() {
-        Disposition::RunAsync { attach_seconds: None } => match agent.conduct.async_yield_strategy {
-            YieldStrategy::WhenAllDone => true,
-            YieldStrategy::OnAnyProgress => !session.round().any(|other| other.state.is_final()),
-            YieldStrategy::OnTimeout(_) => detaches_at(call, agent).is_none_or(|at| at > context.now),
-        },
-        Disposition::RunAsync { attach_seconds: Some(_) } => {
-            detaches_at(call, agent).is_none_or(|at| at > context.now)
-        }
-        _ => true,
-    }
+    detaches_at(call, context.agent).is_none_or(|at| at > context.now)
 }
 
 /// When a call has been waited for long enough, if a time says so.
@@ -161,13 +155,13 @@ fn detaches_at(call: &TrackedCall, agent: &Agent) -> Option<Time> {
 
 /// Whether calls have ended that the model was shown as open, and it isn't to wait for others.
 fn late_results_are_due(session: &Session, agent: &Agent) -> bool {
-    let news = session.calls.iter().any(|call| {
-        let ended = matches!(call.state, CallState::Completed | CallState::Failed);
-        ended && call.told.is_some() && !call.told_result
-    });
+    let news = session.calls.iter().any(TrackedCall::is_news);
+    // A child session that somebody else has stopped is news, other than a call that this one's orders have ended.
+    let stopped = session.left.iter().any(|letter| matches!(letter.body, MailBody::ToolCallFinished { .. }));
     let for_all = agent.conduct.execution_mode == ExecutionMode::Synchronous
         || agent.conduct.async_yield_strategy == YieldStrategy::WhenAllDone;
-    news && !(for_all && session.calls.iter().any(|call| call.in_background() && !is_timer(call)))
+    (news || stopped)
+        && !(for_all && session.calls.iter().any(|call| call.in_background() && !is_timer(call)))
 }
 
 fn is_timer(call: &TrackedCall) -> bool {

@@ -7,19 +7,11 @@ use crate::{
     content::{Payload, ToolResult},
     ids::CallId,
     mail::Settled,
-    session::{CallState, Session, TrackedCall},
-    turn::{LlmCall, Shown, TurnBody},
+    session::{Session, TrackedCall},
+    transcript,
+    turn::{LlmCall, TurnBody},
     waits::Waits,
 };
-
-/// The word for a call's state that models read.
-pub(super) fn word(call: &TrackedCall) -> &'static str {
-    match call.state {
-        CallState::Ready => "pending",
-        CallState::Waiting if call.child().is_some() => "running",
-        state => state.word(),
-    }
-}
 
 /// A tracked call by the name that the model has for it: the provider's id, of several the newest that is open,
 /// else the newest; or the engine's id. `not` is the call that asks.
@@ -52,19 +44,20 @@ fn past(session: &Session, name: &str, not: CallId) -> Option<CallId> {
     })
 }
 
-/// What is said of a call that is no longer tracked: its end was told.
+/// What is said of a call by its name that is no longer tracked: its end was told.
 pub(super) fn of_past(session: &Session, name: &str, not: CallId) -> Option<Value> {
-    let id = past(session, name, not)?;
-    let answer = session.turns.iter().find_map(|turn| match &turn.body {
-        TurnBody::User(user) => user.answers.iter().find(|answer| answer.call == id),
-        TurnBody::Llm(_) => None,
-    });
-    let status = match answer.map(|answer| &answer.shown) {
-        Some(Shown::Settled(settled)) => settled.word(),
-        _ => "completed",
-    };
-    Some(json!({"tool_call_id": name, "status": status, "is_final": true,
-        "message": "Its result was told in the conversation."}))
+    past(session, name, not).map(|id| told_before(session, id))
+}
+
+/// What is said of a call whose end was told.
+pub(super) fn told_before(session: &Session, id: CallId) -> Value {
+    let name = transcript::find_call(session, id).map_or_else(|| id.to_string(), |(name, _)| name);
+    let mut shown = json!({"tool_call_id": name, "is_final": true,
+        "message": "Its result was told in the conversation."});
+    if let Some(word) = transcript::told_end(session, id) {
+        shown["status"] = json!(word);
+    }
+    shown
 }
 
 /// What is said of a tracked call, and whether that is its whole result.
@@ -114,15 +107,14 @@ pub(super) fn list(session: &Session, not: CallId) -> Value {
 }
 
 fn brief(call: &TrackedCall) -> Value {
-    let mut shown = json!({"tool_call_id": call.provider_id, "tool": call.name, "status": word(call)});
+    let mut shown = json!({"tool_call_id": call.provider_id, "tool": call.name, "status": call.word()});
     if let Some(started) = call.started_at {
-        shown["started_at"] = json!(started.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
+        shown["started_at"] = json!(transcript::shown_time(started));
     }
     match &call.waits {
         Some(Waits::Child { session_id, .. }) => shown["child_session_id"] = json!(session_id),
         Some(Waits::Timer) => {
-            let until = call.expires_at.map(|at| at.to_rfc3339_opts(chrono::SecondsFormat::Secs, true));
-            shown["until"] = json!(until);
+            shown["until"] = json!(call.expires_at.map(transcript::shown_time));
         }
         _ => {}
     }

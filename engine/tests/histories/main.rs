@@ -3,12 +3,13 @@
 
 mod checks;
 mod dice;
+mod seen;
 mod world;
 
 use holdfast_engine::{decide::Mode, session::Status};
 use proptest::{collection::vec, prelude::*};
 
-use world::{End, World};
+use world::{End, World, shape::SHAPES};
 
 /// What may happen next in a session's life. Numbers choose among what is there at that moment.
 #[derive(Debug, Clone)]
@@ -21,6 +22,12 @@ enum Op {
     DieDeciding,
     /// A person writes.
     Message(Mode),
+    /// A person says something that doesn't wait.
+    Interrupt,
+    /// A child session ends.
+    ChildEnds { child: u8, end: End },
+    /// Time goes by.
+    Pass(u8),
     /// Another session writes.
     AgentMessage,
     /// Some call's token is settled: in time, too late, or not for the first time.
@@ -53,6 +60,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Die),
         1 => Just(Op::DieDeciding),
         4 => mode().prop_map(Op::Message),
+        2 => Just(Op::Interrupt),
+        2 => (any::<u8>(), end()).prop_map(|(child, end)| Op::ChildEnds { child, end }),
+        2 => (1..12u8).prop_map(Op::Pass),
         1 => Just(Op::AgentMessage),
         5 => (any::<u8>(), end()).prop_map(|(call, end)| Op::Result { call, end }),
         1 => Just(Op::Stray),
@@ -80,6 +90,9 @@ fn play(world: &mut World, op: &Op) {
         Op::Die => world.die(),
         Op::DieDeciding => world.die_deciding(),
         Op::Message(mode) => world.message(mode),
+        Op::Interrupt => world.interrupt(),
+        Op::ChildEnds { child, end } => world.child_ends(child, end),
+        Op::Pass(seconds) => world.pass(seconds),
         Op::AgentMessage => world.agent_message(),
         Op::Result { call, end } => world.result(call, end),
         Op::Stray => world.stray_result(),
@@ -97,8 +110,8 @@ proptest! {
     /// Every check of [`checks`] and [`world`] runs after every event; here a history is only
     /// played, brought to rest, and looked at as a whole.
     #[test]
-    fn every_history_keeps_the_promises(ops in vec(op(), 1..120)) {
-        let mut world = World::new();
+    fn every_history_keeps_the_promises(shape in 0..SHAPES, ops in vec(op(), 1..120)) {
+        let mut world = World::new(shape);
         world.message(Mode::UntilBlocked);
         for op in &ops {
             play(&mut world, op);
@@ -114,12 +127,12 @@ proptest! {
 #[test]
 fn histories_reach_what_they_are_about() {
     let mut dice = dice::Dice::new(7);
-    let mut seen = checks::Seen::default();
-    for _ in 0..60 {
-        let mut world = World::new();
+    let mut seen = seen::Seen::default();
+    for shape in 0..60 {
+        let mut world = World::new(shape);
         world.message(Mode::UntilBlocked);
         for _ in 0..120 {
-            let op = match dice.below(30) {
+            let op = match dice.below(36) {
                 0 => Op::Die,
                 1 => Op::DieDeciding,
                 2..=5 => Op::Message(Mode::UntilBlocked),
@@ -129,6 +142,9 @@ fn histories_reach_what_they_are_about() {
                 13 => Op::Pause,
                 14 => Op::Resume(Mode::UntilBlocked),
                 15 => Op::Resume(Mode::Step),
+                16 => Op::Interrupt,
+                17 | 18 => Op::ChildEnds { child: dice.byte(), end: End::Completed },
+                19 | 20 => Op::Pass(1 + dice.byte() % 12),
                 _ => Op::Work(dice.next()),
             };
             play(&mut world, &op);

@@ -1,5 +1,6 @@
-//! A mailbox and a store, as small as they can be; the worker is in [`worker`].
+//! A mailbox and a store, as small as they can be; the worker is in [`worker`], agents are in [`shape`].
 
+pub(crate) mod shape;
 mod worker;
 
 use std::{
@@ -11,34 +12,24 @@ use std::{
 use chrono::{DateTime, TimeDelta};
 use holdfast_engine::{
     Time,
-    agent::{Agent, AgentConfig},
+    agent::Agent,
     content::{Blob, Digest, Payload, Query, ToolResult},
     decide::{self, Context, Decision, Mode, Next, Run},
     ids::{CallId, MailId, SessionId, TurnId},
     mail::{Control, Envelope, MailBody, Priority, Sender, Settled},
     model::{Flavor, ModelAnswer, RequestedCall},
-    session::{CallState, Event, Hold, Session, Status, TrackedCall},
-    tool::ToolSpec,
-    turn::{Turn, TurnBody},
+    session::{CallState, Event, Hold, Session, Status, Stop, TrackedCall},
+    turn::{Shown, Turn, TurnBody, UserTurn},
+    waits::Waits,
 };
 use uuid::Uuid;
 
+use self::shape::Shape;
 use crate::{checks, dice::Dice};
 
-const AGENT: &str = r#"{
-    "slug": "sim", "flavor": "OpenAI", "modelUrl": "http://127.0.0.1", "modelName": "m",
-    "systemPrompt": ["be brief"], "maxConcurrency": 2, "asyncCallTimeoutSeconds": 9,
-    "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "rules": [
-        {"tool": "again", "idempotent": true, "disposition": {"tag": "decorate",
-            "decorators": [{"tag": "withRetries", "contents": 2}], "inner": {"tag": "runSync"}}},
-        {"tool": "ask_*", "disposition": {"tag": "defer", "reason": "a person decides"}},
-        {"tool": "sign", "disposition": {"tag": "defer"}, "deadlineSeconds": 60}]}}"#;
-
-/// How often an idempotent call of [`AGENT`] may begin: retries and restarts count the same attempts,
+/// How often an idempotent call may begin: retries and restarts count the same attempts,
 /// and more restarts are granted than retries.
 pub(crate) const MOST_ATTEMPTS: i32 = 1 + decide::MAX_RESTARTS;
-
-const TOOLS: [&str; 4] = ["run", "again", "ask_person", "sign"];
 
 /// How a call ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,13 +44,26 @@ pub(crate) enum End {
 struct Row {
     mode: Mode,
     wake_seq: i64,
+    parked: bool,
+    /// When a parked run wakes by itself.
+    due: Option<Time>,
+}
+
+/// A session that a call has started.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Child {
+    /// Whether its end has been mailed.
+    ended: bool,
+    /// Whether it was told to stop.
+    pub(crate) dismissed: bool,
 }
 
 /// What a worker holds in memory while it has the run.
 struct Held {
     session: Session,
     steps: u32,
-    asking: bool,
+    /// How long the session was when the model was asked, while it is being asked.
+    asking: Option<i64>,
     /// Calls that run, as the worker knows it.
     running: Vec<CallId>,
     /// How much mail there was and how far the run went when the worker last looked, both seen at
@@ -79,6 +83,7 @@ pub(crate) struct Stored {
 
 /// One session's whole surroundings.
 pub(crate) struct World {
+    pub(crate) shape: Shape,
     agent: Agent,
     pub(crate) mailbox: Vec<Envelope>,
     pub(crate) stored: Stored,
@@ -93,7 +98,13 @@ pub(crate) struct World {
     pub(crate) begun: BTreeMap<CallId, u32>,
     /// What user messages and results say, which is unique, and what it is the end of.
     pub(crate) markers: Vec<(String, Option<CallId>)>,
+    /// The child sessions of calls, by their calls.
+    pub(crate) children: BTreeMap<CallId, Child>,
     pub(crate) deaths: u32,
+    pub(crate) parks: u32,
+    /// How often a request was ended by an interrupt, and how many calls ended beside one.
+    pub(crate) interrupted_requests: u32,
+    pub(crate) ended_while_asking: u32,
     ids: Cell<u128>,
     clock: i64,
     calm: bool,
@@ -102,16 +113,11 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new() -> Self {
-        let spec = ToolSpec {
-            name: "run".into(),
-            original: "run".into(),
-            description: "runs".into(),
-            parameters: serde_json::json!({"type": "object"}),
-        };
-        let config = AgentConfig::parse(AGENT).expect("the simulator's agent is valid");
+    pub(crate) fn new(shape: u8) -> Self {
+        let shape = Shape::new(shape);
         Self {
-            agent: config.prepare("r1".into(), vec![spec]).expect("the simulator's agent is usable"),
+            shape,
+            agent: shape.agent(),
             mailbox: Vec::new(),
             stored: Stored::default(),
             row: None,
@@ -121,7 +127,11 @@ impl World {
             calls: BTreeMap::new(),
             begun: BTreeMap::new(),
             markers: Vec::new(),
+            children: BTreeMap::new(),
             deaths: 0,
+            parks: 0,
+            interrupted_requests: 0,
+            ended_while_asking: 0,
             ids: Cell::new(0),
             clock: 0,
             calm: false,
@@ -137,7 +147,16 @@ impl World {
 
     fn tick(&mut self) -> Time {
         self.clock += 1;
+        self.now()
+    }
+
+    fn now(&self) -> Time {
         DateTime::UNIX_EPOCH + TimeDelta::seconds(self.clock)
+    }
+
+    /// Time goes by.
+    pub(crate) fn pass(&mut self, seconds: u8) {
+        self.clock += i64::from(seconds);
     }
 
     fn marker(&mut self, kind: &str, call: Option<CallId>) -> String {
@@ -153,7 +172,11 @@ impl World {
     /// A person's request is preceded by the order that lifts a hold whenever there is a hold, an
     /// order that may lead to one, or a run: a step may be about to end held, and a request without
     /// a letter of its own could come between a worker's last look and its last commit.
-    fn accept(&mut self, mut bodies: Vec<MailBody>, run: Option<Mode>) {
+    fn accept(&mut self, bodies: Vec<MailBody>, run: Option<Mode>) {
+        self.accept_as(Priority::Normal, bodies, run);
+    }
+
+    fn accept_as(&mut self, priority: Priority, mut bodies: Vec<MailBody>, run: Option<Mode>) {
         let active = self.row.is_some_and(|row| row.mode != Mode::None);
         let held = self.stored.hold.is_some_and(|hold| hold != Hold::None);
         let ordered = self
@@ -170,10 +193,17 @@ impl World {
                 MailBody::ContinuationResult { tool_call_id, .. } => {
                     Sender::ToolCall { tool_call_id: *tool_call_id }
                 }
+                MailBody::ToolCallFinished { tool_call_id, .. } => {
+                    Sender::Session { session_id: SessionId(tool_call_id.0), agent: None }
+                }
                 _ => Sender::System { source: "sim".into() },
             };
-            let (id, sent_at) = (MailId(self.fresh()), self.tick());
-            self.mailbox.push(Envelope { id, seq, from, priority: Priority::Normal, hops: 0, sent_at, body });
+            let id = match &body {
+                MailBody::ToolCallFinished { tool_call_id, .. } => MailId(tool_call_id.0),
+                _ => MailId(self.fresh()),
+            };
+            let sent_at = self.tick();
+            self.mailbox.push(Envelope { id, seq, from, priority, hops: 0, sent_at, body });
         }
         let mode = match run {
             Some(mode) => mode,
@@ -183,13 +213,55 @@ impl World {
         self.wanted |= mode == Mode::UntilBlocked && run.is_some();
         let wake_seq = i64::try_from(self.mailbox.len()).expect("few letters");
         let before = self.row.map_or(Mode::None, |row| row.mode);
-        self.row = Some(Row { mode: before.max(mode), wake_seq });
+        self.row = Some(Row { mode: before.max(mode), wake_seq, parked: false, due: None });
     }
 
     pub(crate) fn message(&mut self, mode: Mode) {
         let text = self.marker("message", None);
         let query = Payload::Inline(Query { text, media: Vec::new() });
         self.accept(vec![MailBody::UserMessage { query }], Some(mode));
+    }
+
+    /// A person says something that doesn't wait.
+    pub(crate) fn interrupt(&mut self) {
+        let text = self.marker("interrupt", None);
+        let query = Payload::Inline(Query { text, media: Vec::new() });
+        self.accept_as(Priority::High, vec![MailBody::UserMessage { query }], Some(Mode::UntilBlocked));
+    }
+
+    /// A child session ends, be it that it was told to.
+    pub(crate) fn child_ends(&mut self, choice: u8, end: End) {
+        let going = self.children.iter().filter(|(_, child)| !child.ended);
+        let going: Vec<CallId> = going.map(|(call, _)| *call).collect();
+        let Some(call) = going.get(usize::from(choice) % going.len().max(1)).copied() else { return };
+        self.end_child(call, end);
+    }
+
+    fn end_child(&mut self, call: CallId, end: End) {
+        let settled = self.settled(call, end);
+        self.children.entry(call).and_modify(|child| child.ended = true);
+        self.accept(vec![MailBody::ToolCallFinished { tool_call_id: call, settled }], None);
+    }
+
+    /// Whether the end of a call's child will come, or has come and wasn't considered yet.
+    fn is_outstanding(&self, call: CallId, session: &Session) -> bool {
+        let unread = || {
+            let mut letters = self.mailbox.iter().filter(|letter| letter.seq > session.cursor);
+            letters.any(|letter| letter.id.0 == call.0)
+        };
+        self.children.get(&call).is_some_and(|child| !child.ended || unread())
+    }
+
+    /// Whether the model has read how a call ended.
+    pub(crate) fn was_read(&self, session: &Session, call: CallId) -> bool {
+        let ends: Vec<&str> =
+            self.markers.iter().filter(|(_, of)| *of == Some(call)).map(|(text, _)| text.as_str()).collect();
+        let shown = session
+            .turns
+            .iter()
+            .filter(|turn| turn.body.to_json().is_ok_and(|text| ends.iter().any(|end| text.contains(end))));
+        let cancelled = self.calls[&call].state == CallState::Cancelled;
+        self.calls[&call].read && (cancelled || ends.is_empty() || shown.count() > 0)
     }
 
     pub(crate) fn agent_message(&mut self) {
@@ -216,6 +288,10 @@ impl World {
 
     pub(crate) fn result(&mut self, choice: u8, end: End) {
         let Some(tool_call_id) = self.pick(choice) else { return };
+        // Only what was handed out has a token.
+        if !self.shape.is_plain() && self.calls[&tool_call_id].token.is_none() {
+            return;
+        }
         let settled = self.settled(tool_call_id, end);
         self.accept(vec![MailBody::ContinuationResult { tool_call_id, settled }], None);
     }

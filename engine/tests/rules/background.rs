@@ -4,8 +4,8 @@
 use holdfast_engine::{
     builtin::Helper,
     decide::{Decision, Next},
-    ids::{CallId, MailId},
-    mail::{Control, MailBody},
+    ids::{CallId, MailId, SessionId},
+    mail::{Control, MailBody, Sender},
     session::{CallState, Status},
     waits::Waits,
 };
@@ -519,6 +519,19 @@ fn an_approved_call_runs_with_its_token_used_up() {
     assert_eq!(desk.shown(), ["done"]);
 }
 
+/// A desk whose helper goes on in the background, and the call of it.
+fn detached() -> (Desk, CallId) {
+    let mut desk = desk("");
+    let what = json!({"what": "review it"}).to_string();
+    let call = desk.answers_with(&[("h", "prompt_agent_reviewer", what)])[0];
+    on(&mut desk);
+    desk.interrupts("how is it going?");
+    assert_eq!(desk.decide().next, Next::AskModel);
+    desk.answers(&[]);
+    assert_eq!(desk.decide().next, Next::Park("child"));
+    (desk, call)
+}
+
 #[test]
 fn a_call_that_is_ended_before_its_turn_never_begins() {
     let what = || json!({"what": "review it"}).to_string();
@@ -534,9 +547,156 @@ fn a_call_that_is_ended_before_its_turn_never_begins() {
 }
 
 #[test]
+fn what_begins_is_shown_as_begun() {
+    let mut desk = Desk::of(&agent("").replace("\"attachSeconds\": 10", "\"attachSeconds\": 0"));
+    desk.says("go");
+    desk.decide();
+    let call = desk.answers(&["slow_ten"])[0];
+    assert_eq!(started(&desk.decide().next), [call]);
+    assert_eq!(only_answer(&desk)["status"], "running");
+}
+
+#[test]
+fn a_child_that_somebody_else_has_stopped_is_told_of() {
+    let (mut desk, call) = detached();
+    let settled = holdfast_engine::mail::Settled::Cancelled { message: "by a person".into() };
+    desk.post(MailBody::ToolCallFinished { tool_call_id: call, settled });
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert!(desk.said()[0].ends_with("(prompt_agent_reviewer) cancelled]"), "{:?}", desk.said());
+    desk.answers(&[]);
+    assert_eq!(desk.decide().next, Next::Stop(Status::Idle));
+}
+
+#[test]
+fn the_past_is_told_as_it_was() {
+    for (settled, word) in [(completed("x"), "completed"), (failed("x"), "failed")] {
+        let (mut desk, call) = detached();
+        desk.post(MailBody::ToolCallFinished { tool_call_id: call, settled });
+        desk.sent_by(Sender::Session { session_id: SessionId(call.0), agent: None }, 0);
+        assert_eq!(desk.decide().next, Next::AskModel);
+        assert_eq!(desk.said().len(), 1);
+        for ask in [
+            json!({"capability": "get-tool-call-status", "tool_call_id": "h"}),
+            json!({"capability": "wait", "for": ["h"]}),
+        ] {
+            system(&mut desk, "s", ask);
+            assert_eq!(on(&mut desk).next, Next::AskModel);
+            let answer = only_answer(&desk);
+            assert_eq!((&answer["status"], &answer["tool_call_id"]), (&json!(word), &json!("h")));
+        }
+    }
+}
+
+#[test]
 fn a_call_is_not_its_own_past() {
     let mut desk = desk("");
     system(&mut desk, "s", json!({"capability": "get-tool-call-status", "tool_call_id": "s"}));
     assert_eq!(on(&mut desk).next, Next::AskModel);
     assert_eq!(only_answer(&desk), json!("no call \"s\" was made in this session"));
+}
+
+#[test]
+fn a_helpers_task_is_a_letter_of_its_caller() {
+    let mut desk = desk("");
+    desk.answers(&[]);
+    desk.writes("hello", 4);
+    desk.decide();
+    desk.answers_with(&[("h", "prompt_agent_reviewer", json!({"what": "x"}).to_string())]);
+    let spawn = desk.decide().spawns.remove(0);
+    assert_eq!(spawn.hops, 5);
+    let mut child = Desk::of(&agent(""));
+    child.post(spawn.body);
+    child.sent_by(Sender::Session { session_id: desk.session.id, agent: None }, spawn.hops);
+    child.decide();
+    assert_eq!(holdfast_engine::decide::hops(&child.session), 6, "no person has spoken");
+}
+
+#[test]
+fn having_read_that_a_call_was_cancelled_is_not_having_read_its_result() {
+    let (mut desk, call) = detached();
+    desk.says("stop it");
+    assert_eq!(desk.decide().next, Next::AskModel);
+    let of = |capability: &str| json!({"capability": capability, "tool_call_id": "h"}).to_string();
+    let name = "system_self_system_info";
+    let calls = desk.answers_with(&[
+        ("c", name, of("cancel-tool-call")),
+        ("s", name, of("get-tool-call-status")),
+        ("f", "fast", "{}".into()),
+    ]);
+    assert_eq!(on(&mut desk).next, Next::RunCalls(Vec::new()));
+    assert_eq!(desk.state(call), CallState::Cancelled);
+    // It had ended before it was told to stop.
+    desk.post(MailBody::ToolCallFinished { tool_call_id: call, settled: completed("looks good") });
+    desk.sent_by(Sender::Session { session_id: SessionId(call.0), agent: None }, 0);
+    desk.ends(calls[2], completed("done"));
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert!(desk.said()[0].ends_with("completed]\nlooks good"), "{:?}", desk.said());
+}
+
+#[test]
+fn a_wait_for_a_wait_ends_with_it() {
+    let mut desk = desk("");
+    let of = |value: Value| value.to_string();
+    let name = "system_self_system_info";
+    desk.answers_with(&[
+        ("a", name, of(json!({"capability": "wait", "for": ["b"], "timeout_seconds": 200}))),
+        ("b", name, of(json!({"capability": "sleep-until", "seconds": 5}))),
+        ("c", name, of(json!({"capability": "wait", "for": ["a"], "timeout_seconds": 200}))),
+    ]);
+    assert_eq!(on(&mut desk).next, Next::Park("timer"));
+    desk.pass(5);
+    assert_eq!(desk.decide().next, Next::AskModel, "all three have ended");
+    assert!(desk.shown().iter().all(|shown| shown.contains("woken_by")), "{:?}", desk.shown());
+}
+
+#[test]
+fn that_a_run_was_stopped_outlives_its_worker() {
+    use holdfast_engine::decide::{Mode, was_stopped};
+    let mut desk = desk("");
+    desk.answers(&["fast"]);
+    on(&mut desk);
+    desk.order(Control::StopRun);
+    desk.decide();
+    desk.reload();
+    assert_eq!(desk.decide().next, Next::Stop(Status::Ready));
+    assert!(was_stopped(&desk.session, desk.run.mode));
+    desk.order(Control::Resume);
+    desk.decide();
+    assert!(!was_stopped(&desk.session, desk.run.mode));
+    (desk.run.mode, desk.run.steps) = (Mode::Step, 1);
+    desk.decide();
+    assert!(!was_stopped(&desk.session, desk.run.mode), "a step that has ended was not stopped");
+}
+
+#[test]
+fn what_a_worker_that_leaves_may_not_begin_is_left_to_another_one() {
+    for waits in [false, true] {
+        let mut desk = desk("");
+        desk.agent.max_concurrency = 1;
+        let mut asked = vec![("a", "fast_a", "{}".to_owned()), ("b", "fast_b", "{}".to_owned())];
+        let sleep = json!({"capability": "sleep-until", "seconds": 500}).to_string();
+        asked.extend(waits.then_some(("c", "system_self_system_info", sleep)));
+        let calls = desk.answers_with(&asked);
+        on(&mut desk);
+        assert_eq!((desk.state(calls[0]), desk.state(calls[1])), (CallState::Running, CallState::Ready));
+        desk.agent.max_concurrency = 0;
+        desk.order(Control::CancelCalls { tool_call_ids: vec![calls[0]] });
+        assert_eq!(desk.decide().next, Next::RunCalls(Vec::new()), "neither parked nor ended: {waits}");
+        desk.agent.max_concurrency = 1;
+        assert_eq!(started(&desk.decide().next), [calls[1]]);
+    }
+}
+
+#[test]
+fn a_run_that_is_to_pause_asks_nothing_new_whoever_interrupts() {
+    let mut desk = desk(r#""interruptCompletions": true, "#);
+    desk.run.asking = true;
+    let before = desk.session.length();
+    desk.order(Control::Pause);
+    assert_eq!(desk.decide().next, Next::AskModel, "the step that goes on comes to its end");
+    desk.interrupts("now!");
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert_eq!(desk.session.length(), before, "the request is the same one");
+    desk.answers(&[]);
+    assert_eq!(desk.decide().next, Next::Stop(Status::Paused));
 }

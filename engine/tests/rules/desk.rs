@@ -127,6 +127,13 @@ impl Desk {
         id
     }
 
+    /// Says who sent the newest letter, and how often it was passed on.
+    pub(crate) fn sent_by(&mut self, from: Sender, hops: u32) {
+        if let Some(letter) = self.inbox.last_mut() {
+            (letter.from, letter.hops) = (from, hops);
+        }
+    }
+
     /// Time goes by.
     pub(crate) fn pass(&self, seconds: i64) {
         self.clock.set(self.clock.get() + seconds);

@@ -347,7 +347,7 @@ fn insert_blobs<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
 fn spawn_sessions<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Result<(), StoreError> {
     for member in members {
         for new in &member.work.spawns {
-            spawn(writes, member.before, &member.work.agent, new)?;
+            spawn(writes, member.before, member.work, new)?;
         }
     }
     Ok(())

@@ -134,6 +134,6 @@ pub(super) fn cut(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
-    let end = (0..=limit).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = text.floor_char_boundary(limit);
     format!("{}… [{} bytes more]", &text[..end], text.len() - end)
 }

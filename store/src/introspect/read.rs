@@ -1,7 +1,7 @@
 //! What was said in a session, as condensed text.
 
-use holdfast_engine::{ids::SessionId, scope::IntrospectionScope, turn::Turn};
-use serde::{Deserialize, Serialize};
+use holdfast_engine::{builtin::Section, ids::SessionId, scope::IntrospectionScope, turn::Turn};
+use serde::Serialize;
 use uuid::Uuid;
 
 use super::{
@@ -21,25 +21,6 @@ pub const TURN_TEXT: usize = 4_000;
 
 /// Bytes of stored turns that one reading looks at.
 const STORED: i64 = 16 * 1024 * 1024;
-
-/// Which turns of a session are read, and what of them. Positions count from 0.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-pub struct Section {
-    /// The last so many of those that the others choose.
-    pub take_n: Option<u64>,
-    /// All but the first so many.
-    pub drop_n: Option<u64>,
-    /// From this one on, behind those that are dropped.
-    pub offset: Option<u64>,
-    /// So many.
-    pub limit: Option<u64>,
-    /// With what models thought.
-    #[serde(default)]
-    pub include_thinking: bool,
-    /// With what tools answered.
-    #[serde(default)]
-    pub include_tool_responses: bool,
-}
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -94,7 +75,8 @@ pub async fn read(
         let text = condense(turn, shows, &blobs);
         (turn.position, format!("Turn {}: {}", turn.position, cut(&text, TURN_TEXT)))
     });
-    let (content, returned_turns, next_offset) = fit(texts.collect(), (from, to), last_ones);
+    let (content, returned_turns, next) = fit(texts.collect(), (from, to), last_ones);
+    let next_offset = goes_on_at(section, next);
     Ok(Reading {
         session_id: session.0,
         conversation_id: session.0,
@@ -116,6 +98,12 @@ fn range(section: &Section, total: i64) -> (i64, i64) {
     let to = number(section.limit).map_or(total, |limit| skipped.saturating_add(limit).min(total));
     let from = number(section.take_n).map_or(skipped, |last| skipped.max(to.saturating_sub(last)));
     (from, to)
+}
+
+/// The offset of the reading that goes on behind a position: it counts from behind what the section drops.
+fn goes_on_at(section: &Section, position: Option<i64>) -> Option<i64> {
+    let dropped = section.drop_n.map_or(0, |number| i64::try_from(number).unwrap_or(i64::MAX));
+    position.map(|position| position.saturating_sub(dropped))
 }
 
 /// The stored turns of a range, in order, as far as one reading goes.
@@ -193,6 +181,26 @@ mod tests {
         assert_eq!(range(&section(Some(2), Some(4), None, Some(4)), 10), (6, 8));
         assert_eq!(range(&section(Some(2), Some(9), None, None), 10), (9, 10));
         assert_eq!(range(&section(None, Some(u64::MAX), Some(u64::MAX), Some(u64::MAX)), 10), (10, 10));
+    }
+
+    #[test]
+    fn readings_that_go_on_leave_nothing_out() {
+        let total = 300;
+        let mut section = Section { drop_n: Some(50), ..Section::default() };
+        let mut read: Vec<i64> = Vec::new();
+        loop {
+            let (from, to) = range(&section, total);
+            let texts = (from + 1..=to.min(from + READ_TURNS)).map(|position| (position, "x".repeat(1_000)));
+            let texts: Vec<_> = texts.collect();
+            let positions: Vec<i64> = texts.iter().map(|(position, _)| *position).collect();
+            let (_, kept, next) = fit(texts, (from, to), false);
+            read.extend(&positions[..usize::try_from(kept).expect("few")]);
+            match goes_on_at(&section, next) {
+                Some(offset) => section.offset = Some(u64::try_from(offset).expect("positive")),
+                None => break,
+            }
+        }
+        assert_eq!(read, (51..=total).collect::<Vec<_>>());
     }
 
     #[test]

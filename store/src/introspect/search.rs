@@ -97,6 +97,8 @@ pub async fn search(
             && some.iter().all(|session| session.turn_count <= SEARCHED_TURNS);
         for session in some {
             found.sessions_searched += 1;
+            // Others have leases to keep meanwhile.
+            tokio::task::yield_now().await;
             let Some((_, turns)) = turns.iter().find(|(id, _)| *id == session.session_id) else { continue };
             let fetched = condense::fetch(store, reader.owner, turns, shows, &mut blobs).await?;
             let preview = turns.iter().find_map(|turn| words.find(&condense(turn, shows, &fetched)));

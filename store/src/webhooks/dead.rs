@@ -82,7 +82,7 @@ pub async fn dead(store: &Store, limit: i64) -> Result<Vec<DeadLetter>, StoreErr
 /// [`StoreError`] as the database has it.
 pub async fn retry(store: &Store, which: &Which, limit: i64) -> Result<u64, StoreError> {
     let done = sqlx::query!(
-        "UPDATE webhook_deliveries SET state = 'pending', attempts = 0, queued_at = now(), due_at = now()
+        "UPDATE webhook_deliveries SET state = 'pending', attempts = 0, queued_at = now(), failing_since = NULL, due_at = now()
          WHERE (session_id, endpoint, seq) IN (
              SELECT session_id, endpoint, seq FROM webhook_deliveries
              WHERE state = 'dead' AND ($1::text IS NULL OR endpoint = $1) AND ($2::uuid IS NULL OR session_id = $2)

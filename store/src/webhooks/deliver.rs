@@ -144,7 +144,7 @@ pub enum After {
 
 /// Says how an attempt failed, in a few words that quote nobody. It is tried again after a pause of 2 s, doubled by
 /// each failure up to an hour, of which up to a half is left to chance; `asked` is what the receiver asks for. What
-/// was laid up longer than `give_up` ago is given up.
+/// has failed for longer than `give_up` is given up.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it.
@@ -158,8 +158,10 @@ pub async fn failed(
     let row = sqlx::query!(
         r#"UPDATE webhook_deliveries SET
                attempts = attempts + 1, claim = NULL, last_error = left($5, 200),
-               state = CASE WHEN queued_at <= now() - make_interval(secs => $6) THEN 'dead' ELSE 'pending' END,
-               due_at = CASE WHEN queued_at <= now() - make_interval(secs => $6) THEN now()
+               failing_since = coalesce(failing_since, now()),
+               state = CASE WHEN coalesce(failing_since, now()) <= now() - make_interval(secs => $6)
+                   THEN 'dead' ELSE 'pending' END,
+               due_at = CASE WHEN coalesce(failing_since, now()) <= now() - make_interval(secs => $6) THEN now()
                    ELSE now() + make_interval(secs => least($9, greatest($7,
                        least($9, $8 * 2 ^ least(attempts, 30)) * (0.5 + random() / 2)))) END
            WHERE session_id = $1 AND endpoint = $2 AND seq = $3 AND claim = $4
@@ -199,6 +201,13 @@ pub async fn disable(store: &Store, endpoint: &Endpoint, delivery: &Delivery) ->
         delivery.endpoint,
         delivery.seq,
         delivery.claim
+    )
+    .execute(store.read())
+    .await?;
+    // While nothing is sent nothing fails.
+    sqlx::query!(
+        "UPDATE webhook_deliveries SET failing_since = NULL WHERE endpoint = $1 AND failing_since IS NOT NULL",
+        endpoint.name
     )
     .execute(store.read())
     .await?;

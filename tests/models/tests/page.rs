@@ -23,6 +23,11 @@ fn the_page_names_every_mistake_with_its_promise_and_its_test() {
         rows += 1;
     }
     assert_eq!(rows, tests.matches(" breaks(Variant::").count(), "every test has its row");
+    let counts: Vec<&str> = tests.split("(Variant::Correct), LIMIT, ").skip(1).collect();
+    assert_eq!(counts.len(), 3);
+    for count in counts.iter().filter_map(|rest| rest.split(')').next()) {
+        assert!(page.contains(&format!("{} states", count.replace('_', ","))), "{count} is not on the page");
+    }
     for model in ["lease", "mail", "token"] {
         let source = text(&format!("src/{model}.rs"));
         let variants = source.split("pub enum Variant {").nth(1).and_then(|rest| rest.split('}').next());

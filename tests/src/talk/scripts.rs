@@ -83,6 +83,10 @@ fn with_calls(talk: Talk) -> Vec<Value> {
             ),
             rule(json!({"model": "main"}), says("so far")),
         ],
+        Talk::RequestInterrupted | Talk::RequestLeftAlone => vec![
+            rule(json!({"model": "main", "contains": "how is it going?"}), says(last())),
+            rule(json!({"model": "main"}), json!({"text": "a thought", "hold": "thinking"})),
+        ],
         Talk::Paused => vec![
             first(fast_and_slow()),
             rule(
@@ -229,6 +233,7 @@ pub(super) fn agent(talk: Talk, model_url: &str) -> Value {
         "extraAgents": [{"slug": "echo", "path": "echo.json"}, {"slug": "writer", "path": "writer.json"}],
         "builtinToolboxes": [toolbox()],
         "maxMailHops": if talk == Talk::PingPong { 3 } else { 16 },
+        "interruptCompletions": talk == Talk::RequestInterrupted,
         "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "wrappers": wrappers(talk), "rules": [
             {"tool": "bash_slow", "disposition": slow, "idempotent": true},
             {"tool": "bash_fast", "disposition": {"tag": "runSync"}, "idempotent": true},

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -46,6 +47,9 @@ pub fn previous_binary() -> Result<PathBuf> {
         .context("the previous release is not built; tests/build-previous builds it")?;
     Ok(path)
 }
+
+/// How long is waited for the log of a process that has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A node of Holdfast: one process.
 pub struct Node {
@@ -159,12 +163,18 @@ impl Node {
         self.child.kill().await.context("SIGKILL")
     }
 
-    /// Waits for its end by itself.
+    /// Waits for its end by itself, and for its log.
     ///
     /// # Errors
     /// If it takes too long.
     pub async fn ended(&mut self) -> Result<std::process::ExitStatus> {
-        Ok(tokio::time::timeout(PATIENCE, self.child.wait()).await.context("the node doesn't end")??)
+        let status =
+            tokio::time::timeout(PATIENCE, self.child.wait()).await.context("the node doesn't end")??;
+        let mut bound = self.bound.clone();
+        let read = async { while bound.changed().await.is_ok() {} };
+        // Somebody whom it has started may hold the pipe open.
+        let _ = tokio::time::timeout(LAST_WORDS, read).await;
+        Ok(status)
     }
 
     /// Whether it has ended.

@@ -12,7 +12,6 @@ use holdfast_engine::{
     session::{CallState, Event, Session, Status},
 };
 use holdfast_store::{
-    commit::RunAfter,
     load,
     plant::{self, Mistake},
     progress::{Entry, News},
@@ -91,7 +90,8 @@ impl Driver<'_> {
         tokio::select! {
             answer = answered => {
                 self.asking = None;
-                self.take_answer(answer).await
+                self.take_answer(answer).await?;
+                Ok(None)
             }
             ended = ended => {
                 self.take_ends(ended).await?;
@@ -104,15 +104,14 @@ impl Driver<'_> {
             }
             // While the database is away effects go on.
             (mail, mode) = news(self.shared, self.slot, &self.session, self.session.cursor) => {
-                self.inbox = mail;
-                self.run.mode = mode.unwrap_or(self.run.mode);
+                self.take_mail(mail, mode);
                 Ok(None)
             }
             () = self.clock.sleep_until(until) => Ok(None),
         }
     }
 
-    async fn take_answer(&mut self, answer: Result<ModelAnswer, Unanswered>) -> Result<Option<Status>, Gone> {
+    async fn take_answer(&mut self, answer: Result<ModelAnswer, Unanswered>) -> Result<(), Gone> {
         match answer {
             Ok(answer) => {
                 let event = self.answered(answer);
@@ -121,12 +120,12 @@ impl Driver<'_> {
                 if self.slot.standing.borrow().wake_seq > self.session.cursor {
                     self.fetch_mail().await?;
                 }
-                Ok(None)
+                Ok(())
             }
             Err(Unanswered(detail)) => {
                 tracing::warn!(kind = "run.failed", session_id = %self.session.id, detail, "the model gave no answer");
-                let status = Status::Failed;
-                Ok(self.store(RunAfter::End { status, detail: Some(detail) }).await?.then_some(status))
+                self.unanswered = Some(detail);
+                Ok(())
             }
         }
     }
@@ -175,6 +174,8 @@ impl Driver<'_> {
             let (event, blob) = self.end_of(call, how);
             self.happen(event)?;
             self.blobs.extend(blob);
+            // There is something new to tell: the model is asked again.
+            self.unanswered = None;
         }
         if !self.session.busy() {
             self.run.steps += 1;

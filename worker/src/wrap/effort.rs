@@ -58,14 +58,12 @@ impl Wrapped {
                 return reply;
             }
             metrics::wrapped(Wrap::Retried);
-            if let Some(watcher) = &self.watcher {
-                let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-                let message = format!(
-                    "attempt {attempt} of {attempts} failed; the next one begins in {} s",
-                    pause.as_secs_f64()
-                );
-                watcher(self.context.call_id, Report::Again { message, attempt, of: attempts, pause_ms });
-            }
+            let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+            let message = format!(
+                "attempt {attempt} of {attempts} failed; the next one begins in {} s",
+                pause.as_secs_f64()
+            );
+            (self.watcher)(Report::Again { message, attempt, of: attempts, pause_ms });
             tokio::select! {
                 biased;
                 // The failure is what the attempts have come to.

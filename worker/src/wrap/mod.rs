@@ -18,7 +18,6 @@ use std::{
 
 use futures::{FutureExt as _, future::BoxFuture};
 use holdfast_engine::{
-    ids::CallId,
     naming,
     policy::{DEFAULT_TTL, Decorator, Disposition, Hook},
     tool::Outcome,
@@ -49,13 +48,13 @@ pub(crate) struct Wrapped {
     pub(crate) system: Option<system::Desk>,
     pub(crate) context: CallContext,
     /// Who hears of progress.
-    pub(crate) watcher: Option<Watcher>,
+    pub(crate) watcher: Watcher,
     pub(crate) layers: Vec<Layer>,
     pub(crate) failed_hooks: Mutex<Vec<HookFailed>>,
 }
 
 /// Somebody who hears how calls come along; must not block.
-pub(crate) type Watcher = Arc<dyn Fn(CallId, Report) + Send + Sync>;
+pub(crate) type Watcher = Arc<dyn Fn(Report) + Send + Sync>;
 
 /// How a call comes along.
 #[derive(Debug, Clone, Serialize)]
@@ -242,15 +241,8 @@ impl Wrapped {
             return Reply::Ended(desk.carry_out(&frame.arguments, &frame.cancel).await);
         }
         let context = CallContext { timeout: frame.timeout, ..self.context.clone() };
-        let (call, watcher) = (self.context.call_id, self.watcher.as_ref());
-        let tell = |line: Progress| {
-            if let Some(watcher) = watcher {
-                watcher(call, Report::Line(line));
-            }
-        };
-        let progress: Option<&holdfast_tools::ProgressFn<'_>> =
-            if watcher.is_some() { Some(&tell) } else { None };
-        let calling = self.toolbox.call(&self.tool, &frame.arguments, &context, &frame.cancel, progress);
+        let tell = |line: Progress| (self.watcher)(Report::Line(line));
+        let calling = self.toolbox.call(&self.tool, &frame.arguments, &context, &frame.cancel, Some(&tell));
         Reply::Ended(calling.await)
     }
 

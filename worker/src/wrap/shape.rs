@@ -89,10 +89,7 @@ fn shortened(mut text: String, limit: usize) -> String {
     let whole = text.len();
     // As long as any note for this text can be.
     let room = note(whole).len();
-    let mut end = limit.saturating_sub(room);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = text.floor_char_boundary(limit.saturating_sub(room));
     text.truncate(end);
     if room <= limit {
         text.push_str(&note(whole - end));

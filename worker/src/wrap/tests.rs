@@ -101,7 +101,7 @@ impl Bench {
                 traceparent: None,
                 timeout: None,
             },
-            watcher: None,
+            watcher: Arc::new(|_| {}),
             layers: layers(&disposition(decorators), None),
             failed_hooks: Mutex::default(),
         }
@@ -191,14 +191,13 @@ async fn what_fails_is_tried_again_and_each_time_told() {
     let mut wrapped =
         bench.wrapped("bash_echo", json!([{"tag": "retries", "count": 5, "backoffMs": 2}])).await;
     let hears = Arc::clone(&heard);
-    wrapped.watcher = Some(Arc::new(move |call, report| {
+    wrapped.watcher = Arc::new(move |report| {
         let report = serde_json::to_value(report).expect("JSON");
-        hears.lock().expect("not poisoned").push((call, report));
-    }));
+        hears.lock().expect("not poisoned").push(report);
+    });
     assert_eq!(carried(&wrapped, "{}").await, completed("fine\n"));
     assert_eq!(bench.log().len(), 3);
-    let heard: Vec<Value> =
-        heard.lock().expect("not poisoned").iter().map(|(_, report)| report.clone()).collect();
+    let heard: Vec<Value> = heard.lock().expect("not poisoned").clone();
     let again: Vec<&Value> = heard.iter().filter(|report| report["attempt"].is_u64()).collect();
     assert_eq!(again.len(), 2, "{heard:?}");
     assert_eq!(

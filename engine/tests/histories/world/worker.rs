@@ -5,22 +5,35 @@ use super::*;
 impl World {
     /// One thing that a worker does.
     pub(crate) fn work(&mut self, seed: u64) {
-        let Some(row) = self.row else { return };
+        let Some(row) = &mut self.row else { return };
+        if row.parked {
+            let due = DateTime::UNIX_EPOCH + TimeDelta::seconds(self.clock);
+            if row.due.is_none_or(|at| at > due) {
+                return;
+            }
+            (row.parked, row.due) = (false, None);
+        }
+        let row = *row;
         let mut dice = Dice::new(seed);
         if self.held.is_none() {
             self.claim(&mut dice);
         }
         let held = self.held.as_ref().expect("claimed");
-        // Mail may end what the worker waits for; else it is seen when that is over.
+        // Mail may end what the worker waits for; else it is seen when that is over. So may the time.
         let news = held.session.cursor < row.wake_seq && dice.below(3) == 0;
+        let time = !self.shape.is_plain() && dice.below(4) == 0;
         let running = held.running.clone();
         if held.looked.is_some() {
             return self.decide(&mut dice);
         }
-        if held.asking && !news {
+        let asking = held.asking.is_some();
+        if news || time {
+            // Nothing has ended.
+        } else if asking && (running.is_empty() || dice.below(2) == 0) {
             self.model_answers(&mut dice);
-        } else if !running.is_empty() && !news {
+        } else if !running.is_empty() {
             let one = dice.below(running.len() as u64);
+            self.ended_while_asking += u32::from(asking);
             self.call_ends(running[usize::try_from(one).expect("small")], &mut dice);
         }
         let held = self.held.as_mut().expect("still held");
@@ -38,25 +51,32 @@ impl World {
         let now = self.tick();
         let events = decide::recover(&mut session, now).expect("recovery is legal");
         assert!(session.calls.iter().all(|call| call.state != CallState::Running));
-        self.held = Some(Held { session, steps: 0, asking: false, running: Vec::new(), looked: None });
+        self.held = Some(Held { session, steps: 0, asking: None, running: Vec::new(), looked: None });
         self.commit(&events);
     }
 
     fn model_answers(&mut self, dice: &mut Dice) {
         let count = if self.calm { 0 } else { [0, 0, 1, 1, 2, 3, 4, 5][usize::from(dice.byte() % 8)] };
-        let mut request = || RequestedCall {
-            provider_id: match dice.below(8) {
+        let ids: Vec<String> = (0..count)
+            .map(|_| match dice.below(8) {
                 0 => String::new(),
                 1 => checks::REPEATED.to_owned(),
                 _ => format!("call_{}", self.fresh().simple()),
-            },
-            name: TOOLS[usize::from(dice.byte()) % TOOLS.len()].to_owned(),
-            arguments: "{}".to_owned(),
+            })
+            .collect();
+        let mut names: Vec<String> = self.calls.values().map(|call| call.provider_id.clone()).collect();
+        names.drain(..names.len().saturating_sub(6));
+        names.extend(ids.iter().cloned());
+        let tools = self.shape.tools();
+        let request = |provider_id: String| {
+            let name = tools[usize::from(dice.byte()) % tools.len()].to_owned();
+            let arguments = shape::arguments(&name, &names, dice);
+            RequestedCall { provider_id, name, arguments }
         };
         let answer = ModelAnswer {
             text: Some("so be it".to_owned()),
             thinking: None,
-            calls: (0..count).map(|_| request()).collect(),
+            calls: ids.into_iter().map(request).collect(),
             usage: None,
             flavor: Flavor::OpenAI,
             raw: None,
@@ -68,7 +88,7 @@ impl World {
         let event =
             self.in_context(run, &[], now, |context| decide::answered(&held.session, context, answer));
         held.session.apply(&event).expect("an answer to the newest user turn is legal");
-        held.asking = false;
+        held.asking = None;
         held.steps += 1;
         self.held = Some(held);
         self.commit(&[event]);
@@ -128,28 +148,117 @@ impl World {
     fn decide(&mut self, dice: &mut Dice) {
         let mut held = self.held.take().expect("only the holder decides");
         let (mail, mode) = held.looked.take().expect("looked before it decides");
-        let run = Run { mode, steps: held.steps, asking: false };
+        let run = Run { mode, steps: held.steps, asking: held.asking.is_some() };
+        let before = held.session.length();
         let decision = self.decision(&mut held.session, run, mail, dice);
         for Blob { digest, text } in &decision.blobs {
             self.blobs.insert(*digest, Arc::from(text.as_str()));
         }
-        held.asking = decision.next == Next::AskModel;
-        held.running
-            .retain(|call| held.session.call(*call).is_some_and(|call| call.state == CallState::Running));
+        let session = &held.session;
+        for event in &decision.events {
+            if let Event::Sealed(turn) = event {
+                self.sealed(session, turn, run, before);
+            }
+        }
+        // As the worker does: an answer to what isn't the newest turn is no longer wanted.
+        let wanted = session.owed() && session.stop != Some(Stop::Cancelled);
+        held.asking = held.asking.filter(|length| *length == session.length() && wanted);
+        held.running.retain(|call| session.call(*call).is_some_and(|call| call.state == CallState::Running));
+        self.take_children(&decision);
         self.held = Some(held);
         self.commit(&decision.events);
+        self.waits_end();
         match decision.next {
-            Next::AskModel => checks::may_ask(self.session()),
+            Next::AskModel => {
+                checks::may_ask(self, self.session());
+                let held = self.held.as_mut().expect("just put back");
+                held.asking = Some(held.session.length());
+            }
             Next::RunCalls(starts) => {
                 for start in &starts {
                     *self.begun.entry(start.call).or_default() += 1;
                 }
+                let most = self.agent.max_concurrency;
                 let held = self.held.as_mut().expect("just put back");
                 held.running.extend(starts.iter().map(|start| start.call));
-                assert!((1..=2).contains(&held.running.len()), "between one and maxConcurrency calls run");
+                assert!((1..=most).contains(&held.running.len()), "between one and maxConcurrency calls run");
             }
-            Next::Park(_) => panic!("nothing of this agent waits elsewhere"),
-            Next::Stop(status) => self.stop(run, status),
+            Next::Park(word) => self.park(run, word, decision.until),
+            Next::Stop(status) => self.stop(run, status, decision.until),
+        }
+    }
+
+    /// Checks a turn that the model is about to be shown: what it is told of open calls is so, and nothing that
+    /// the conversation waits for was passed over without a reason.
+    fn sealed(&mut self, session: &Session, turn: &Turn, run: Run, before: i64) {
+        let TurnBody::User(UserTurn { answers, mail, .. }) = &turn.body else {
+            panic!("a user turn is sealed")
+        };
+        let high = |seq: i64| {
+            self.mailbox.iter().any(|letter| letter.seq == seq && letter.priority == Priority::High)
+        };
+        let interrupted = mail.iter().any(|origin| high(origin.seq));
+        let unanswered =
+            turn.position == before + 1 && self.stored.turns.last().is_some_and(|turn| turn.3 == "UserTurn");
+        if run.asking && unanswered && session.stop.is_none() {
+            assert!(interrupted && self.agent.conduct.interrupt_completions, "a request was disturbed");
+            self.interrupted_requests += 1;
+        }
+        for answer in answers {
+            let Shown::Placeholder(text) = &answer.shown else { continue };
+            let call = session.call(answer.call).expect("an open call is tracked");
+            let shown: serde_json::Value = serde_json::from_str(text).expect("placeholders are JSON");
+            let child = call.child();
+            let (word, waited_for) = match call.state {
+                CallState::Ready => ("pending", true),
+                CallState::Running => ("running", true),
+                CallState::Waiting if child.is_some() => ("running", true),
+                CallState::Waiting => ("waiting", call.waits != Some(Waits::Timer)),
+                CallState::Deferred => ("deferred", false),
+                state => panic!("{state:?} is no open state"),
+            };
+            assert_eq!(shown["status"], word, "{text}");
+            assert_eq!(shown["tool_call_id"], call.provider_id.as_str());
+            let told_child = shown["child_session_id"].as_str().map(str::to_owned);
+            assert_eq!(told_child, child.map(|child| child.to_string()));
+            let may = !waited_for || interrupted || shape::may_detach(&self.agent, call, session, self.now());
+            assert!(may, "{} was passed over: {text}", call.name);
+        }
+    }
+
+    /// The child sessions that a decision starts and lets go. They are there with its commit.
+    fn take_children(&mut self, decision: &Decision) {
+        for spawn in &decision.spawns {
+            let call = CallId(spawn.id.0);
+            assert!(self.calls.contains_key(&call), "a session is started by a call");
+            let Some(answers) = spawn.call else { continue };
+            assert_eq!((answers, self.calls[&call].name.as_str()), (call, shape::HELPER));
+            let child = Child { ended: false, dismissed: false };
+            assert!(self.children.insert(call, child).is_none(), "a call has one child");
+        }
+        for dismissed in &decision.dismissed {
+            let child = self.children.get_mut(&CallId(dismissed.0)).expect("a dismissed child was started");
+            assert!(!child.dismissed, "a child is dismissed once");
+            child.dismissed = true;
+        }
+    }
+
+    /// What waits has something that will end it; a child that nobody waits for was let go.
+    fn waits_end(&self) {
+        let session = self.session();
+        for call in session.waiting() {
+            let timed = call.expires_at.is_some_and(|at| at > self.now());
+            match call.waits.as_ref().expect("what waits says for what") {
+                Waits::Child { .. } => {
+                    assert!(timed || self.is_outstanding(call.id, session), "its child is gone: {call:?}");
+                }
+                _ => assert!(timed, "nothing ends it: {call:?}"),
+            }
+        }
+        for (call, child) in &self.children {
+            let waited = session.call(*call).is_some_and(|call| !call.state.is_final());
+            assert!(waited != child.dismissed || child.ended, "a child lives on, or was let go: {call:?}");
+            assert!(!(waited && child.dismissed), "a child that is waited for was let go");
         }
     }
 
@@ -157,26 +266,48 @@ impl World {
         &self.held.as_ref().expect("held").session
     }
 
-    fn stop(&mut self, run: Run, status: Status) {
-        let session = self.session();
-        assert_eq!(status, session.implied_status());
-        if run.mode == Mode::UntilBlocked && session.hold == Hold::None {
-            assert!(!session.busy(), "a run doesn't leave calls behind that it may run");
-        }
-        let (mut again, now, ids) = (session.clone(), session.cursor, self.ids.get());
-        let now = DateTime::UNIX_EPOCH + TimeDelta::seconds(now);
+    /// Deciding again without news, at the same time, changes nothing.
+    fn is_fixed(&mut self, run: Run, next: &Next, until: Option<Time>) {
+        let (mut again, ids) = (self.session().clone(), self.ids.get());
+        let run = Run { asking: false, ..run };
+        let now = self.now();
         let repeat = self.in_context(run, &[], now, |context| decide::decide(&mut again, context));
         let repeat = repeat.expect("decisions are legal");
         self.ids.set(ids);
         assert!(
-            repeat.events.is_empty() && repeat.next == Next::Stop(status),
-            "a stop is a fixed point: {repeat:?}"
+            repeat.events.is_empty() && repeat.next == *next && repeat.until == until,
+            "not a fixed point: {next:?}, {repeat:?}"
         );
-        if self.row.is_some_and(|row| row.wake_seq <= session.cursor) {
+    }
+
+    fn park(&mut self, run: Run, word: &'static str, until: Option<Time>) {
+        assert!(!self.shape.is_plain(), "nothing of this agent waits elsewhere");
+        self.is_fixed(run, &Next::Park(word), until);
+        let session = self.session();
+        assert!(run.mode == Mode::UntilBlocked && session.hold == Hold::None && !session.busy());
+        let outstanding = session.waiting().any(|call| self.is_outstanding(call.id, session));
+        assert!(until.is_some() || outstanding, "nothing wakes it");
+        if let Some(row) = self.row.filter(|row| row.wake_seq <= session.cursor) {
+            self.row = Some(Row { parked: true, due: until, ..row });
+            self.parks += 1;
+            self.kept = self.held.take().map(|held| held.session);
+        }
+    }
+
+    fn stop(&mut self, run: Run, status: Status, until: Option<Time>) {
+        self.is_fixed(run, &Next::Stop(status), until);
+        let session = self.session();
+        assert_eq!(status, session.implied_status());
+        if run.mode == Mode::UntilBlocked && session.hold == Hold::None {
+            let left = session.busy() || session.waiting().next().is_some();
+            assert!(!left, "a run doesn't leave calls behind that it may run");
+        }
+        assert!(self.held.as_ref().is_some_and(|held| held.running.is_empty()), "calls that run come home");
+        if self.row.is_some_and(|row| row.wake_seq <= self.session().cursor) {
             if self.wanted {
                 let blocked = matches!(status, Status::Idle | Status::WaitingExternal);
                 assert!(
-                    session.hold == Hold::None && blocked,
+                    self.session().hold == Hold::None && blocked,
                     "a run that was asked for was swallowed: {status:?}"
                 );
             }
@@ -193,7 +324,7 @@ impl World {
 
     pub(crate) fn die_deciding(&mut self) {
         if let (Some(row), Some(mut held)) = (self.row, self.held.take()) {
-            let run = Run { mode: row.mode, steps: held.steps, asking: false };
+            let run = Run { mode: row.mode, steps: held.steps, asking: held.asking.is_some() };
             self.decision(&mut held.session, run, self.mailbox.len(), &mut Dice::new(0));
             self.deaths += 1;
         }
@@ -205,19 +336,33 @@ impl World {
         self.calm = true;
         self.message(Mode::UntilBlocked);
         let mut dice = Dice::new(1);
-        for _ in 0..2_000 {
-            if self.row.is_some() {
-                self.work(dice.next());
-                continue;
+        for _ in 0..4_000 {
+            match self.row {
+                Some(row) if !row.parked || row.due.is_some_and(|at| at <= self.now()) => {
+                    self.work(dice.next());
+                    continue;
+                }
+                // Nothing but the time is waited for any more.
+                Some(row) if self.children.values().all(|child| child.ended || child.dismissed) => {
+                    let due = row.due.expect("a parked run has something that wakes it");
+                    self.clock += (due - self.now()).num_seconds();
+                    continue;
+                }
+                _ => {}
             }
             let open = self.calls.values().filter(|call| call.state == CallState::Deferred);
             let open: Vec<CallId> = open.map(|call| call.id).collect();
-            if open.is_empty() {
+            let children = self.children.iter().filter(|(_, child)| !child.ended && !child.dismissed);
+            let children: Vec<CallId> = children.map(|(call, _)| *call).collect();
+            if open.is_empty() && children.is_empty() {
                 return;
             }
             for tool_call_id in open {
                 let settled = self.settled(tool_call_id, End::Completed);
                 self.accept(vec![MailBody::ContinuationResult { tool_call_id, settled }], None);
+            }
+            for call in children {
+                self.end_child(call, End::Completed);
             }
         }
         panic!("the session doesn't come to rest");
