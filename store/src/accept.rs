@@ -8,7 +8,7 @@ use holdfast_engine::{
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, MailBody, Priority, Sender},
-    session::{Hold, Status},
+    session::Status,
 };
 use uuid::Uuid;
 
@@ -21,11 +21,11 @@ use crate::{
         Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, NewEvent, Receipt, insert_blobs, insert_events,
         intake, lock_own, lock_run, take_in,
     },
-    quota,
+    post, quota,
     retry::against_rivals,
     sql,
     transaction::{Parameters, Transaction, Writes, parameters},
-    waking::{self, Wake},
+    waking::Wake,
 };
 
 /// How many unread orders a mailbox holds, beside its mail.
@@ -154,8 +154,8 @@ async fn create_once(
     );
     intake.add(&mut writes, new.id, caller.traceparent.as_deref())?;
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    let events = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
-    insert_events(&mut writes, new.id, &new.owner, 0, events);
+    let events: Vec<NewEvent> = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
+    insert_events(&mut writes, new.id, &new.owner, 0, &events);
     insert_blobs(&mut writes, &new.owner, new.message.as_ref().map_or(&[], |message| &message.blobs));
     tx.commit(writes).await?;
     Ok(Done::Now(new.id))
@@ -232,105 +232,20 @@ pub async fn send(
     wake: impl Into<Wake>,
     blobs: &[Blob],
 ) -> Result<Done<Receipt>, StoreError> {
-    Ok(match deliver(store, caller, session, &letter, wake.into(), blobs).await? {
-        Done::Now(Accepted { receipt, .. }) => Done::Now(receipt),
+    Ok(match post::deliver(store, caller, session, &letter, wake.into(), blobs).await? {
+        Done::Now(accepted) => Done::Now(accepted.receipt),
         Done::Before { code, resource } => Done::Before { code, resource },
     })
 }
 
-/// What came of a letter.
-pub(crate) struct Accepted {
-    pub(crate) receipt: Receipt,
-    /// What the session is doing by then.
-    pub(crate) status: Status,
-    /// Whether a run takes the letter up.
-    pub(crate) wakes: bool,
-    announces: bool,
-}
-
-/// As [`send`], and says what came of it.
-pub(crate) async fn deliver(
-    store: &Store,
-    caller: &Caller,
-    session: SessionId,
-    letter: &Letter,
-    wake: Wake,
-    blobs: &[Blob],
-) -> Result<Done<Accepted>, StoreError> {
-    let done = against_rivals(|| send_once(store, caller, session, letter, wake, blobs)).await?;
-    if let Done::Now(Accepted { receipt: Receipt { duplicate: false, .. }, announces, .. }) = done {
-        store.announce(session, announces);
-    }
-    Ok(done)
-}
-
-async fn send_once(
-    store: &Store,
-    caller: &Caller,
-    id: SessionId,
-    letter: &Letter,
-    wake: Wake,
-    blobs: &[Blob],
-) -> Result<Done<Accepted>, StoreError> {
-    let tx = Transaction::over(store.client().await?);
-    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN, sql::FIND_MAIL, sql::WAKE_TERMS]).await?;
-    let reads = async {
-        let find: Parameters<'_> = &[&id.0, &letter.id.0];
-        let terms = Box::pin(async {
-            match wake {
-                Wake::By(_) => Ok(None),
-                Wake::As(_) => waking::terms(&tx, id).await.map(Some),
-            }
-        });
-        futures::try_join!(
-            lock_own(&tx, id, caller.owner.as_deref()),
-            lock_run(&tx, id),
-            tx.query_opt(sql::FIND_MAIL, find),
-            terms
-        )
-    };
-    let resource = format!("{id}/{}", letter.id);
-    let (session, run, known, terms) =
-        match idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await? {
-            Done::Now(read) => read,
-            Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
-        };
-    if let Some(row) = known {
-        let receipt = Receipt { id: letter.id, seq: row.try_get(0)?, duplicate: true };
-        tx.commit(Writes::default()).await?;
-        let (status, wakes, announces) = (session.status, false, false);
-        return Ok(Done::Now(Accepted { receipt, status, wakes, announces }));
-    }
-    let ask = match wake {
-        Wake::By(ask) => ask,
-        Wake::As(class) => {
-            Box::pin(waking::ask(&tx, &terms.unwrap_or_default(), &session, run.as_ref(), class)).await?
-        }
-    };
-    has_room(&tx, &session, matches!(letter.body, MailBody::Control { .. })).await?;
-    let mut writes = Writes::default();
-    if let MailBody::Control { message: Control::CancelCalls { tool_call_ids } } = &letter.body {
-        cancel_continuations(&mut writes, id, Some(tool_call_ids));
-    }
-    let (letters, traceparent) = (vec![letter.clone()], caller.traceparent.as_deref());
-    let (seq, status) = take_in(&mut writes, &session, run.as_ref(), letters, ask, traceparent)?;
-    insert_blobs(&mut writes, &session.owner, blobs);
-    tx.commit(writes).await?;
-    if run.is_none() && matches!(ask, Ask::Run(_)) {
-        store.backlog.queued(&session.owner);
-    }
-    let receipt = Receipt { id: letter.id, seq, duplicate: false };
-    let wakes = match ask {
-        Ask::Nothing | Ask::Fold => false,
-        Ask::GoOn => session.hold == Hold::None,
-        Ask::Run(mode) => mode != Mode::None,
-    };
-    Ok(Done::Now(Accepted { receipt, status, wakes, announces: ask != Ask::Nothing }))
-}
-
-/// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no
-/// letter's place and have places of their own.
-async fn has_room(tx: &Transaction, session: &Locked, order: bool) -> Result<(), StoreError> {
+/// Refuses a letter for which there is no room. Orders, which requests of people bring along, take no letter's place
+/// and have places of their own. `added` are those that the transaction is to store in the same places.
+pub(crate) async fn has_room(
+    tx: &Transaction,
+    session: &Locked,
+    order: bool,
+    added: i64,
+) -> Result<(), StoreError> {
     let (limit, count) = match order {
         true => (ORDER_LIMIT, sql::COUNT_ORDERS),
         false => (MAILBOX_LIMIT, sql::COUNT_UNREAD),
@@ -339,11 +254,13 @@ async fn has_room(tx: &Transaction, session: &Locked, order: bool) -> Result<(),
     if unread < limit {
         return Ok(());
     }
-    if tx.query_one(count, &[&session.id.0]).await?.try_get::<_, i64>(0)? >= limit {
-        COUNTERS.refused_mailbox.add(1);
-        return Err(StoreError::MailboxFull { limit });
-    }
-    Ok(())
+    let stored: i64 = tx.query_one(count, &[&session.id.0]).await?.try_get(0)?;
+    if stored.saturating_add(added) >= limit { Err(refused_for_room(order)) } else { Ok(()) }
+}
+
+pub(crate) fn refused_for_room(order: bool) -> StoreError {
+    COUNTERS.refused_mailbox.add(1);
+    StoreError::MailboxFull { limit: if order { ORDER_LIMIT } else { MAILBOX_LIMIT } }
 }
 
 /// Cancels open tokens of a session, all of them or those of `calls`.
@@ -413,7 +330,7 @@ pub async fn cancel(
             if !cancels {
                 return Err(StoreError::NoActiveRun);
             }
-            has_room(tx, session, true).await?;
+            has_room(tx, session, true, 0).await?;
             let mut letters = Vec::new();
             if deferred {
                 cancel_continuations(writes, id, None);
@@ -460,7 +377,7 @@ async fn give_order(
 ) -> Result<Done<SessionId>, StoreError> {
     let done = against_rivals(async || {
         change(store, caller, id, async |tx, writes, session, run| {
-            has_room(tx, session, true).await?;
+            has_room(tx, session, true, 0).await?;
             let letters = vec![order(caller, message.clone())];
             take_in(writes, session, run, letters, ask, caller.traceparent.as_deref()).map(|_| ())
         })

@@ -462,7 +462,7 @@ async fn fail_once(store: &Store, id: SessionId, epoch: i64, why: &str) -> Resul
     }
     writes.push(sql::FAIL_SESSION, parameters![id.0, Uuid::now_v7(), detail, event_seq]);
     writes.push(sql::END_RUN, parameters![vec![id.0], vec![epoch]]);
-    insert_events(&mut writes, id, &before.owner, before.event_seq, events);
+    insert_events(&mut writes, id, &before.owner, before.event_seq, &events);
     tx.commit(writes).await?;
     Ok(Some(Told { parent: parent.map(|(parent, _)| parent) }))
 }

@@ -11,11 +11,12 @@ use holdfast_engine::{
 pub use crate::kin::Address;
 use crate::{
     Store,
-    accept::{self, Accepted, Caller},
+    accept::Caller,
     errors::StoreError,
     idempotency::Done,
     kin::{self, KinError},
     letters::{Letter, Receipt},
+    post::{self, Accepted},
     waking::Wake,
 };
 
@@ -163,7 +164,7 @@ pub async fn send(store: &Store, owner: &str, letter: &Correspondence) -> Result
     let wake = Wake::As(WakeClass::from_session(relation));
     let (owner, traceparent) = (Some(owner.to_owned()), letter.traceparent.clone());
     let caller = Caller { owner, traceparent, key: None };
-    match accept::deliver(store, &caller, recipient, &envelope(letter), wake, &[]).await? {
+    match post::deliver(store, &caller, recipient, &envelope(letter), wake, &[]).await? {
         Done::Now(Accepted { receipt, status, wakes, .. }) => Ok(Sent { receipt, recipient, status, wakes }),
         Done::Before { .. } => Err(SendError::Store(StoreError::IdempotencyMismatch)),
     }

@@ -110,7 +110,7 @@ pub(crate) async fn mark(
     for row in tx.query(sql::DELETE_TREE, &[ids]).await? {
         let (session, seq): (Uuid, i64) = (row.try_get("id")?, row.try_get("event_seq")?);
         let event = NewEvent::new("session.deleted", &json!({}));
-        insert_events(writes, SessionId(session), row.try_get("owner")?, seq - 1, vec![event]);
+        insert_events(writes, SessionId(session), row.try_get("owner")?, seq - 1, &[event]);
     }
     Ok(())
 }

@@ -300,13 +300,112 @@ impl Intake {
         session: SessionId,
         traceparent: Option<&str>,
     ) -> Result<(), StoreError> {
-        insert_letters(writes, session, self.before, &self.letters, self.mode.is_some())?;
-        if let Some(mode) = self.mode {
-            let traceparent = traceparent.map(str::to_owned);
-            writes.push(sql::WAKE_RUN, parameters![session.0, mode.word(), self.mail_seq, traceparent]);
-        }
+        let wakes = self.mode.is_some();
+        let numbered = (self.before + 1..).zip(&self.letters);
+        insert_letters(writes, numbered.map(|(seq, letter)| (session, seq, letter, wakes)))?;
+        wake_runs(writes, self.mode.map(|mode| (session, mode, self.mail_seq, traceparent)));
         Ok(())
     }
+}
+
+/// A locked session with what is taken in of letters, one request after another.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    /// As it is after what was taken in.
+    pub(crate) session: Locked,
+    /// Its run, likewise.
+    pub(crate) run: Option<LockedRun>,
+    events_before: i64,
+    /// With their numbers, and whether they wake a run.
+    letters: Vec<(i64, Letter, bool)>,
+    events: Vec<NewEvent>,
+    starts: bool,
+    mode: Option<Mode>,
+    traceparent: Option<String>,
+}
+
+impl Mailbox {
+    pub(crate) fn of(session: Locked, run: Option<LockedRun>) -> Self {
+        Self {
+            events_before: session.event_seq,
+            session,
+            run,
+            letters: Vec::new(),
+            events: Vec::new(),
+            starts: false,
+            mode: None,
+            traceparent: None,
+        }
+    }
+
+    /// Takes letters in; see [`intake`]. Returns the first one's number.
+    pub(crate) fn take(&mut self, letters: Vec<Letter>, ask: Ask, traceparent: Option<&str>) -> i64 {
+        let taken = intake(&self.session, self.run.as_ref(), letters, ask);
+        let wakes = taken.mode.is_some();
+        let numbered = (taken.before + 1..).zip(taken.letters);
+        self.letters.extend(numbered.map(|(seq, letter)| (seq, letter, wakes)));
+        self.events.extend(taken.events);
+        self.starts |= taken.starts;
+        let session = &mut self.session;
+        (session.mail_seq, session.event_seq) = (taken.mail_seq, taken.event_seq);
+        session.status = taken.status;
+        if let Some(mode) = taken.mode {
+            self.mode = self.mode.max(Some(mode));
+            let before = self.run;
+            self.run = Some(LockedRun {
+                session: session.id,
+                mode: before.map_or(mode, |run| run.mode.max(mode)),
+                claimed: before.is_some_and(|run| run.claimed),
+                wake_seq: session.mail_seq,
+                epoch: before.map_or(0, |run| run.epoch),
+            });
+            self.traceparent = self.traceparent.take().or_else(|| traceparent.map(str::to_owned));
+        }
+        taken.first_seq
+    }
+
+    fn is_changed(&self) -> bool {
+        !(self.letters.is_empty() && self.events.is_empty() && self.mode.is_none())
+    }
+}
+
+/// Writes what was taken in: letters, their sessions and runs, and the events, one statement a table.
+pub(crate) fn write(writes: &mut Writes<'_>, mailboxes: &[Mailbox]) -> Result<(), StoreError> {
+    let changed: Vec<&Mailbox> = mailboxes.iter().filter(|mailbox| mailbox.is_changed()).collect();
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let column =
+        |pick: fn(&Mailbox) -> i64| changed.iter().map(|mailbox| pick(mailbox)).collect::<Vec<i64>>();
+    let statuses: Vec<&'static str> = changed.iter().map(|mailbox| mailbox.session.status.word()).collect();
+    writes.push(
+        sql::ACCEPT_SESSION,
+        parameters![
+            changed.iter().map(|mailbox| mailbox.session.id.0).collect::<Vec<Uuid>>(),
+            column(|mailbox| mailbox.session.mail_seq),
+            column(|mailbox| mailbox.session.event_seq),
+            statuses,
+            changed.iter().map(|mailbox| mailbox.starts).collect::<Vec<bool>>(),
+        ],
+    );
+    let letters = changed.iter().flat_map(|mailbox| {
+        let id = mailbox.session.id;
+        mailbox.letters.iter().map(move |(seq, letter, wakes)| (id, *seq, letter, *wakes))
+    });
+    insert_letters(writes, letters)?;
+    let woken = changed.iter().filter_map(|mailbox| {
+        let wake_seq = mailbox.session.mail_seq;
+        mailbox.mode.map(|mode| (mailbox.session.id, mode, wake_seq, mailbox.traceparent.as_deref()))
+    });
+    wake_runs(writes, woken);
+    let events = changed.iter().flat_map(|mailbox| {
+        let session = &mailbox.session;
+        (mailbox.events_before + 1..).zip(&mailbox.events).map(move |(seq, event)| {
+            (session.id, seq, session.owner.as_str(), event.kind, event.body.as_str())
+        })
+    });
+    append_events(writes, events);
+    Ok(())
 }
 
 /// Appends letters to a locked session's mailbox and wakes its run as asked, all in the caller's
@@ -319,16 +418,27 @@ pub(crate) fn take_in(
     ask: Ask,
     traceparent: Option<&str>,
 ) -> Result<(i64, Status), StoreError> {
-    let mut intake = intake(session, run, letters, ask);
-    let status = intake.status.word();
-    writes.push(
-        sql::ACCEPT_SESSION,
-        parameters![session.id.0, intake.mail_seq, intake.event_seq, status, intake.starts],
-    );
-    intake.add(writes, session.id, traceparent)?;
-    let events = std::mem::take(&mut intake.events);
-    insert_events(writes, session.id, &session.owner, session.event_seq, events);
-    Ok((intake.first_seq, intake.status))
+    let mut mailbox = Mailbox::of(session.clone(), run.copied());
+    let first = mailbox.take(letters, ask, traceparent);
+    write(writes, std::slice::from_ref(&mailbox))?;
+    Ok((first, mailbox.session.status))
+}
+
+/// Wakes runs: of sessions, how far they go, up to which letter, and in whose trace.
+fn wake_runs<'a>(
+    writes: &mut Writes<'_>,
+    woken: impl IntoIterator<Item = (SessionId, Mode, i64, Option<&'a str>)>,
+) {
+    let (mut sessions, mut modes, mut seqs, mut traces) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (session, mode, seq, trace) in woken {
+        sessions.push(session.0);
+        modes.push(mode.word());
+        seqs.push(seq);
+        traces.push(trace.map(str::to_owned));
+    }
+    if !sessions.is_empty() {
+        writes.push(sql::WAKE_RUN, parameters![sessions, modes, seqs, traces]);
+    }
 }
 
 fn order_of_resuming() -> Letter {
@@ -341,44 +451,40 @@ fn order_of_resuming() -> Letter {
     }
 }
 
-fn insert_letters(
+/// Letters of sessions, with their numbers and whether they wake a run.
+fn insert_letters<'a>(
     writes: &mut Writes<'_>,
-    session: SessionId,
-    before: i64,
-    letters: &[Letter],
-    wakes: bool,
+    letters: impl Iterator<Item = (SessionId, i64, &'a Letter, bool)>,
 ) -> Result<(), StoreError> {
+    let letters: Vec<_> = letters.collect();
     if letters.is_empty() {
         return Ok(());
     }
-    let count = letters.len();
-    let seqs: Vec<i64> = (before + 1..).take(count).collect();
-    let ids: Vec<Uuid> = letters.iter().map(|letter| letter.id.0).collect();
-    let senders = texts(letters, |letter| serde_json::to_string(&letter.from))?;
-    let priorities: Vec<&'static str> = letters
-        .iter()
-        .map(|letter| match letter.priority {
-            Priority::Normal => "normal",
-            Priority::High => "high",
-        })
-        .collect();
-    let hops: Vec<i32> =
-        letters.iter().map(|letter| i32::try_from(letter.hops).unwrap_or(i32::MAX)).collect();
-    let tags: Vec<&'static str> = letters.iter().map(|letter| letter.body.tag()).collect();
-    let bodies = texts(letters, |letter| serde_json::to_string(&letter.body))?;
-    let (sessions, wakes) = (vec![session.0; count], vec![wakes; count]);
+    let text = |pick: fn(&Letter) -> Result<String, serde_json::Error>| {
+        letters.iter().map(|(_, _, letter, _)| pick(letter)).collect::<Result<Vec<String>, _>>()
+    };
+    let word = |pick: fn(&Letter) -> &'static str| {
+        letters.iter().map(|(_, _, letter, _)| pick(letter)).collect::<Vec<&'static str>>()
+    };
+    let hops = letters.iter().map(|(_, _, letter, _)| i32::try_from(letter.hops).unwrap_or(i32::MAX));
     writes.push(
         sql::INSERT_MAIL,
-        parameters![sessions, seqs, ids, senders, priorities, hops, tags, bodies, wakes],
+        parameters![
+            letters.iter().map(|(session, ..)| session.0).collect::<Vec<Uuid>>(),
+            letters.iter().map(|(_, seq, ..)| *seq).collect::<Vec<i64>>(),
+            letters.iter().map(|(_, _, letter, _)| letter.id.0).collect::<Vec<Uuid>>(),
+            text(|letter| serde_json::to_string(&letter.from))?,
+            word(|letter| match letter.priority {
+                Priority::Normal => "normal",
+                Priority::High => "high",
+            }),
+            hops.collect::<Vec<i32>>(),
+            word(|letter| letter.body.tag()),
+            text(|letter| serde_json::to_string(&letter.body))?,
+            letters.iter().map(|(.., wakes)| *wakes).collect::<Vec<bool>>(),
+        ],
     );
     Ok(())
-}
-
-fn texts<T>(
-    items: &[T],
-    text: impl Fn(&T) -> Result<String, serde_json::Error>,
-) -> Result<Vec<String>, StoreError> {
-    items.iter().map(text).collect::<Result<_, _>>().map_err(StoreError::from)
 }
 
 /// Appends events to a session's stream after number `before`; the caller moves the counter.
@@ -387,18 +493,33 @@ pub(crate) fn insert_events(
     session: SessionId,
     owner: &str,
     before: i64,
-    events: Vec<NewEvent>,
+    events: &[NewEvent],
 ) {
-    if events.is_empty() {
-        return;
+    let numbered = (before + 1..).zip(events);
+    append_events(
+        writes,
+        numbered.map(|(seq, event)| (session, seq, owner, event.kind, event.body.as_str())),
+    );
+}
+
+/// Appends events to streams: whose, their numbers, their owners, kinds and bodies.
+fn append_events<'a>(
+    writes: &mut Writes<'_>,
+    events: impl Iterator<Item = (SessionId, i64, &'a str, &'static str, &'a str)>,
+) {
+    let (mut sessions, mut seqs, mut owners) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut kinds, mut bodies) = (Vec::new(), Vec::new());
+    for (session, seq, owner, kind, body) in events {
+        sessions.push(session.0);
+        seqs.push(seq);
+        owners.push(owner.to_owned());
+        kinds.push(kind);
+        bodies.push(body.to_owned());
     }
-    let count = events.len();
-    writes.events += count;
-    let seqs: Vec<i64> = (before + 1..).take(count).collect();
-    let owners = vec![owner.to_owned(); count];
-    let (kinds, bodies): (Vec<&'static str>, Vec<String>) =
-        events.into_iter().map(|event| (event.kind, event.body)).unzip();
-    writes.push(sql::INSERT_EVENTS, parameters![vec![session.0; count], seqs, owners, kinds, bodies]);
+    if !sessions.is_empty() {
+        writes.events += sessions.len();
+        writes.push(sql::INSERT_EVENTS, parameters![sessions, seqs, owners, kinds, bodies]);
+    }
 }
 
 /// Stores an owner's blobs that aren't there yet.

@@ -34,6 +34,7 @@ pub mod notify;
 mod outage;
 pub mod passes;
 pub mod plant;
+pub mod post;
 pub mod progress;
 pub mod quota;
 pub mod retire;
@@ -60,6 +61,7 @@ use crate::{
     connect::Db,
     gate::Gate,
     notify::{Channel, Notifier},
+    post::Postroom,
     quota::Backlog,
 };
 
@@ -70,13 +72,14 @@ pub struct Store {
     notifier: Option<Notifier>,
     gate: Option<Gate>,
     backlog: Backlog,
+    postroom: Postroom,
 }
 
 impl Store {
     /// A store over connections. Without a notifier nothing is announced, and everybody else learns
     /// of changes by their scans.
     pub fn new(db: Db, notifier: Option<Notifier>) -> Self {
-        Self { db, notifier, gate: None, backlog: Backlog::default() }
+        Self { db, notifier, gate: None, backlog: Backlog::default(), postroom: Postroom::default() }
     }
 
     /// The same store with a gate at its named points.
@@ -84,6 +87,11 @@ impl Store {
     pub fn with_gate(mut self, gate: Gate) -> Self {
         self.gate = Some(gate);
         self
+    }
+
+    /// The same store as what takes its letters in has it, which must not keep itself alive.
+    fn without_postroom(&self) -> Self {
+        Self { postroom: Postroom::default(), ..self.clone() }
     }
 
     /// The connections.

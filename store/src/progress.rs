@@ -88,9 +88,17 @@ pub async fn record(store: &Store, entries: &[Entry]) -> Result<(), StoreError> 
         }
         let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
         let status = session.status.word();
-        writes
-            .push(sql::ACCEPT_SESSION, parameters![session.id.0, session.mail_seq, event_seq, status, false]);
-        insert_events(&mut writes, session.id, &session.owner, session.event_seq, events);
+        writes.push(
+            sql::ACCEPT_SESSION,
+            parameters![
+                vec![session.id.0],
+                vec![session.mail_seq],
+                vec![event_seq],
+                vec![status],
+                vec![false]
+            ],
+        );
+        insert_events(&mut writes, session.id, &session.owner, session.event_seq, &events);
         told.push(session.id);
     }
     if told.is_empty() {

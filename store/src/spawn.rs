@@ -45,7 +45,7 @@ pub(crate) fn spawn(
     );
     intake.add(writes, new.id, work.traceparent.as_deref())?;
     let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    let events = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
-    insert_events(writes, new.id, &parent.owner, 0, events);
+    let events: Vec<NewEvent> = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
+    insert_events(writes, new.id, &parent.owner, 0, &events);
     Ok(())
 }

@@ -14,6 +14,7 @@ statements! {
     LOCK_SESSION = "lock_session",
     LOCK_RUN = "lock_run",
     FIND_MAIL = "find_mail",
+    FIND_LETTERS = "find_letters",
     COUNT_UNREAD = "count_unread",
     COUNT_ORDERS = "count_orders",
     INSERT_MAIL = "insert_mail",

@@ -1,6 +1,8 @@
 //! Whether a letter starts a run: by what its sender asks for, or by what the recipient's agent says of mail of
 //! its class. Decided when it is accepted, under the session's lock.
 
+use std::collections::HashMap;
+
 use holdfast_engine::{
     decide::Mode,
     ids::SessionId,
@@ -8,6 +10,9 @@ use holdfast_engine::{
     session::Hold,
     waking::{WakeClass, Waking},
 };
+
+use tokio_postgres::Row;
+use uuid::Uuid;
 
 use crate::{
     errors::StoreError,
@@ -37,15 +42,22 @@ impl From<WakeClass> for Wake {
     }
 }
 
-/// What the current revision of a session's agent says of mail.
-pub(crate) async fn terms(tx: &Transaction, id: SessionId) -> Result<Waking, StoreError> {
-    let Some(row) = tx.query_opt(sql::WAKE_TERMS, &[&id.0]).await? else { return Ok(Waking::default()) };
+/// What the current revisions of sessions' agents say of mail; nothing of those that go by the defaults.
+pub(crate) async fn terms(
+    tx: &Transaction,
+    sessions: &[SessionId],
+) -> Result<HashMap<SessionId, Waking>, StoreError> {
+    let ids: Vec<Uuid> = sessions.iter().map(|id| id.0).collect();
     let class = |word: &str| WakeClass::parse(word).ok_or_else(|| corrupt("class of mail", word));
-    let words: Vec<&str> = row.try_get("wake_on")?;
-    Ok(Waking {
-        wake_on: words.into_iter().map(class).collect::<Result<_, _>>()?,
-        resume_on_any_mail: row.try_get("resume_on_any_mail")?,
-    })
+    let of_row = |row: &Row| {
+        let words: Vec<&str> = row.try_get("wake_on")?;
+        let waking = Waking {
+            wake_on: words.into_iter().map(class).collect::<Result<_, StoreError>>()?,
+            resume_on_any_mail: row.try_get("resume_on_any_mail")?,
+        };
+        Ok((SessionId(row.try_get("id")?), waking))
+    };
+    tx.query(sql::WAKE_TERMS, &[&ids]).await?.iter().map(of_row).collect()
 }
 
 /// Which run mail of a class asks for, of a session that is locked with its run.

@@ -194,7 +194,15 @@ fn lookups() -> Vec<(&'static str, String)> {
         ("lock_continuation", format!("{id}, 'o'")),
         ("lock_tree", id.to_owned()),
         ("run_in_tree", format!("{id}, {ids}")),
-        ("wake_terms", id.to_owned()),
+        ("wake_terms", ids.to_owned()),
+        ("find_letters", format!("{ids}, {ids}")),
+        (
+            "accept_session",
+            format!(
+                "{ids}, ARRAY[1, 2]::bigint[], ARRAY[1, 2]::bigint[], ARRAY['idle', 'idle'], ARRAY[true, false]"
+            ),
+        ),
+        ("wake_run", format!("{ids}, ARRAY['none', 'none'], ARRAY[1, 2]::bigint[], ARRAY['', '']")),
         ("last_hold_order", format!("{id}, ARRAY['x']")),
         ("relation", format!("{id}, {id}, 'o', 64")),
         ("find_near", format!("{id}, 'o', 64, false, true, 10000, '00000001'")),

@@ -2,8 +2,9 @@
 INSERT INTO runs (session_id, owner, agent, agent_revision, mode, state, priority, wake_seq, traceparent)
 SELECT s.id, s.owner, s.agent,
        coalesce((SELECT a.revision FROM agents a WHERE a.slug = s.agent AND a.current), s.agent_revision),
-       $2, 'queued', s.priority, $3, $4
-FROM sessions s WHERE s.id = $1
+       n.mode, 'queued', s.priority, n.wake_seq, n.traceparent
+FROM UNNEST($1::uuid[], $2::text[], $3::bigint[], $4::text[]) AS n (id, mode, wake_seq, traceparent)
+JOIN sessions s ON s.id = n.id
 ON CONFLICT (session_id) DO UPDATE SET
     wake_seq = greatest(runs.wake_seq, excluded.wake_seq),
     available_at = least(runs.available_at, now()),

@@ -1,4 +1,4 @@
--- Which mail wakes a session, as its agent's current row has it. No row means the defaults.
-SELECT a.wake_on, a.resume_on_any_mail
+-- Which mail wakes sessions, as their agents' current rows have it. No row means the defaults.
+SELECT s.id, a.wake_on, a.resume_on_any_mail
 FROM sessions s JOIN agents a ON a.slug = s.agent AND a.current
-WHERE s.id = $1
+WHERE s.id = ANY($1)

@@ -117,7 +117,7 @@ async fn take_letters(
     if letters.is_empty() {
         return Ok(None);
     }
-    let terms = waking::terms(tx, session.id).await?;
+    let terms = waking::terms(tx, &[session.id]).await?.remove(&session.id).unwrap_or_default();
     let ask = waking::ask(tx, &terms, session, run, WakeClass::Tool).await?;
     take_in(writes, session, run, letters, ask, None)?;
     Ok(Some(ask))

@@ -1,0 +1,364 @@
+//! Letters on their way in, in groups: those that come while a transaction is under way share the next one, one
+//! statement a table. A lone letter waits for nobody.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use holdfast_engine::{
+    content::Blob,
+    decide::Mode,
+    ids::{MailId, SessionId},
+    mail::{Control, MailBody},
+    session::{Hold, Status},
+    waking::Waking,
+};
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use crate::{
+    Store,
+    accept::{Caller, cancel_continuations, has_room, refused_for_room},
+    errors::StoreError,
+    idempotency::{self, Done, Key},
+    letters::{
+        Ask, Letter, Locked, LockedRun, Mailbox, Receipt, insert_blobs, lock_runs, lock_sessions, write,
+    },
+    retry::against_rivals,
+    sql,
+    transaction::{Transaction, Writes},
+    waking::{self, Wake},
+};
+
+/// Letters that one transaction takes in at the most.
+pub const MAX_GROUP: usize = 64;
+
+/// Bytes of blobs beyond which a group takes no further letter in.
+const GROUP_BYTES: usize = 4 * 1024 * 1024;
+
+/// How long a group waits for rows that others have locked before its letters go their own ways.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Letters that may wait for their group; more wait for their turn to wait.
+const QUEUE: usize = 1024;
+
+/// A letter on its way in.
+#[derive(Debug)]
+struct Request {
+    session: SessionId,
+    /// Whose session it has to be.
+    owner: Option<String>,
+    traceparent: Option<String>,
+    letter: Letter,
+    wake: Wake,
+    blobs: Vec<Blob>,
+}
+
+/// What came of a letter.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) receipt: Receipt,
+    /// What the session is doing by then.
+    pub(crate) status: Status,
+    /// Whether a run takes the letter up.
+    pub(crate) wakes: bool,
+    announces: bool,
+    /// The owner whose queue a new run of it joins.
+    queued: Option<String>,
+}
+
+/// Takes letters in, in groups; it begins with the first letter, and ends when nobody holds it any more.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Postroom(Arc<OnceLock<mpsc::Sender<Waiting>>>);
+
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    answer: oneshot::Sender<Result<Accepted, StoreError>>,
+}
+
+impl Postroom {
+    /// Takes a letter in together with others that come at the same time. Whoever goes away before its group
+    /// begins leaves nothing behind.
+    async fn take(&self, store: &Store, request: Request) -> Result<Accepted, StoreError> {
+        let sender = self.0.get_or_init(|| {
+            let (sender, waiting) = mpsc::channel(QUEUE);
+            tokio::spawn(run(store.without_postroom(), waiting));
+            sender
+        });
+        let (answer, answered) = oneshot::channel();
+        let gone = || StoreError::Unavailable("letters aren't taken in any more".to_owned());
+        sender.send(Waiting { request, answer }).await.map_err(|_| gone())?;
+        answered.await.map_err(|_| gone())?
+    }
+}
+
+/// Delivers a letter, and says what came of it.
+pub(crate) async fn deliver(
+    store: &Store,
+    caller: &Caller,
+    session: SessionId,
+    letter: &Letter,
+    wake: Wake,
+    blobs: &[Blob],
+) -> Result<Done<Accepted>, StoreError> {
+    let request = Request {
+        session,
+        owner: caller.owner.clone(),
+        traceparent: caller.traceparent.clone(),
+        letter: letter.clone(),
+        wake,
+        blobs: blobs.to_vec(),
+    };
+    let accepted = match &caller.key {
+        None => store.postroom.take(store, request).await?,
+        Some(key) => match against_rivals(|| alone(store, &request, Some(key))).await? {
+            Done::Now(accepted) => accepted,
+            Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
+        },
+    };
+    if let Some(owner) = &accepted.queued {
+        store.backlog.queued(owner);
+    }
+    if !accepted.receipt.duplicate {
+        store.announce(session, accepted.announces);
+    }
+    Ok(Done::Now(accepted))
+}
+
+async fn run(store: Store, mut arriving: mpsc::Receiver<Waiting>) {
+    while let Some(first) = arriving.recv().await {
+        // Those that the last group has just answered get to speak: what they say next may join this one.
+        tokio::task::yield_now().await;
+        let mut bytes = bytes_of(&first);
+        let mut group = vec![first];
+        while group.len() < MAX_GROUP
+            && bytes < GROUP_BYTES
+            && let Ok(next) = arriving.try_recv()
+        {
+            bytes = bytes.saturating_add(bytes_of(&next));
+            group.push(next);
+        }
+        group.retain(|waiting| !waiting.answer.is_closed());
+        // A task of its own, so that a panic costs one group and not those behind it.
+        let taking = tokio::spawn(take_group(store.clone(), group));
+        if let Err(error) = taking.await {
+            tracing::error!(%error, "taking a group of letters in panicked");
+        }
+    }
+}
+
+fn bytes_of(waiting: &Waiting) -> usize {
+    waiting.request.blobs.iter().map(|blob| blob.text.len()).sum()
+}
+
+/// Takes a group in. If it fails as a whole, or has to wait for somebody's lock, its letters are taken in singly:
+/// only the culprit fails or waits.
+async fn take_group(store: Store, group: Vec<Waiting>) {
+    if group.is_empty() {
+        return;
+    }
+    let requests: Vec<&Request> = group.iter().map(|waiting| &waiting.request).collect();
+    match Box::pin(take_in(&store, &requests, None, Some(PATIENCE))).await {
+        Ok(Done::Now(taken)) => {
+            for (waiting, accepted) in group.into_iter().zip(taken) {
+                // Nobody may be waiting any more.
+                let _ = waiting.answer.send(accepted);
+            }
+        }
+        // Whether it was stored nobody knows: those who sent it will ask again.
+        Err(StoreError::Unavailable(why)) => {
+            for waiting in group {
+                let _ = waiting.answer.send(Err(StoreError::Unavailable(why.clone())));
+            }
+        }
+        failed => {
+            let why = failed.err().map(|error| error.to_string());
+            tracing::debug!(why, members = group.len(), "a group of letters is taken in singly");
+            for Waiting { request, mut answer } in group {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    let taken = tokio::select! {
+                        taken = against_rivals(|| alone(&store, &request, None)) => taken,
+                        // Who has gone away wants nothing stored.
+                        () = answer.closed() => return,
+                    };
+                    let _ = answer.send(taken.and_then(|done| match done {
+                        Done::Now(accepted) => Ok(accepted),
+                        Done::Before { .. } => Err(StoreError::IdempotencyMismatch),
+                    }));
+                });
+            }
+        }
+    }
+}
+
+/// Takes one letter in, with the key of its request if that has one: a refusal leaves no key behind.
+async fn alone(store: &Store, request: &Request, key: Option<&Key>) -> Result<Done<Accepted>, StoreError> {
+    match Box::pin(take_in(store, &[request], key, None)).await? {
+        Done::Now(mut taken) => taken.pop().unwrap_or(Err(StoreError::Rival)).map(Done::Now),
+        Done::Before { code, resource } => Ok(Done::Before { code, resource }),
+    }
+}
+
+/// Takes letters in, in one transaction; a letter that is refused changes nothing. Rows that others have locked are
+/// waited for as long as `patience` lasts.
+///
+/// # Errors
+/// Of all of them, with nothing stored; [`StoreError::Unavailable`] leaves it unknown. [`StoreError::Rival`] if the
+/// patience has run out.
+async fn take_in(
+    store: &Store,
+    requests: &[&Request],
+    key: Option<&Key>,
+    patience: Option<Duration>,
+) -> Result<Done<Vec<Result<Accepted, StoreError>>>, StoreError> {
+    let tx = Transaction::over(store.client().await?);
+    tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN, sql::FIND_LETTERS, sql::WAKE_TERMS]).await?;
+    let sessions: Vec<SessionId> = requests.iter().map(|request| request.session).collect();
+    let letters: Vec<Uuid> = requests.iter().map(|request| request.letter.id.0).collect();
+    let by_class: Vec<SessionId> = requests
+        .iter()
+        .filter(|request| matches!(request.wake, Wake::As(_)))
+        .map(|request| request.session)
+        .collect();
+    let reads = async {
+        let ids: Vec<Uuid> = sessions.iter().map(|id| id.0).collect();
+        let terms = async {
+            if by_class.is_empty() { Ok(HashMap::new()) } else { waking::terms(&tx, &by_class).await }
+        };
+        futures::try_join!(
+            lock_sessions(&tx, &sessions),
+            lock_runs(&tx, &sessions),
+            async { tx.query(sql::FIND_LETTERS, &[&ids, &letters]).await },
+            terms
+        )
+    };
+    let resource = requests.first().map(|one| format!("{}/{}", one.session, one.letter.id));
+    let beginning = idempotency::begin(&tx, key, resource.as_deref().unwrap_or_default(), reads);
+    let begun = match patience {
+        Some(patience) => {
+            tokio::time::timeout(patience, beginning).await.map_err(|_| StoreError::Rival)??
+        }
+        None => beginning.await?,
+    };
+    let (sessions, runs, known, terms) = match begun {
+        Done::Now(read) => read,
+        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
+    };
+    let mut tray = Tray::new(sessions, &runs, terms);
+    for row in known {
+        let place = (SessionId(row.try_get(0)?), MailId(row.try_get(1)?));
+        tray.known.insert(place, row.try_get(2)?);
+    }
+    let mut writes = Writes::default();
+    let mut taken = Vec::with_capacity(requests.len());
+    for request in requests {
+        match Box::pin(tray.take(&tx, &mut writes, request)).await {
+            Ok(accepted) => taken.push(Ok(accepted)),
+            Err(refused @ (StoreError::UnknownSession | StoreError::MailboxFull { .. })) => {
+                taken.push(Err(refused));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if key.is_some() && taken.iter().any(Result::is_err) {
+        tx.rollback().await?;
+        return Ok(Done::Now(taken));
+    }
+    write(&mut writes, &tray.mailboxes)?;
+    for (request, accepted) in requests.iter().zip(&taken) {
+        let own = tray.index.get(&request.session).and_then(|at| tray.mailboxes.get(*at));
+        if let (Ok(Accepted { receipt: Receipt { duplicate: false, .. }, .. }), Some(own)) = (accepted, own) {
+            insert_blobs(&mut writes, &own.session.owner, &request.blobs);
+        }
+    }
+    tx.commit(writes).await?;
+    Ok(Done::Now(taken))
+}
+
+/// The mailboxes of a group, with what is taken in of them.
+struct Tray {
+    mailboxes: Vec<Mailbox>,
+    index: HashMap<SessionId, usize>,
+    terms: HashMap<SessionId, Waking>,
+    /// Numbers of letters that are there, those of this group included.
+    known: HashMap<(SessionId, MailId), i64>,
+    /// How many letters, and how many orders, this group adds to a mailbox, which nobody can count yet.
+    added: HashMap<(SessionId, bool), i64>,
+    /// Mailboxes that have no room for letters, or orders.
+    full: HashSet<(SessionId, bool)>,
+}
+
+impl Tray {
+    fn new(sessions: Vec<Locked>, runs: &[LockedRun], terms: HashMap<SessionId, Waking>) -> Self {
+        let run = |id| runs.iter().find(|run| run.session == id).copied();
+        let mailboxes: Vec<Mailbox> = sessions
+            .into_iter()
+            .map(|session| {
+                let run = run(session.id);
+                Mailbox::of(session, run)
+            })
+            .collect();
+        let index = mailboxes.iter().enumerate().map(|(at, mailbox)| (mailbox.session.id, at)).collect();
+        Self { mailboxes, index, terms, known: HashMap::new(), added: HashMap::new(), full: HashSet::new() }
+    }
+
+    async fn take(
+        &mut self,
+        tx: &Transaction,
+        writes: &mut Writes<'_>,
+        request: &Request,
+    ) -> Result<Accepted, StoreError> {
+        let (id, letter) = (request.session, &request.letter);
+        let own = |session: &Locked| request.owner.as_ref().is_none_or(|owner| *owner == session.owner);
+        let mailbox = self.index.get(&id).and_then(|at| self.mailboxes.get_mut(*at));
+        let mailbox = mailbox.filter(|mailbox| !mailbox.session.deleted && own(&mailbox.session));
+        let mailbox = mailbox.ok_or(StoreError::UnknownSession)?;
+        if let Some(seq) = self.known.get(&(id, letter.id)) {
+            let receipt = Receipt { id: letter.id, seq: *seq, duplicate: true };
+            let status = mailbox.session.status;
+            return Ok(Accepted { receipt, status, wakes: false, announces: false, queued: None });
+        }
+        let ask = match request.wake {
+            Wake::By(ask) => ask,
+            Wake::As(class) => {
+                let terms = self.terms.get(&id).cloned().unwrap_or_default();
+                waking::ask(tx, &terms, &mailbox.session, mailbox.run.as_ref(), class).await?
+            }
+        };
+        let order = matches!(letter.body, MailBody::Control { .. });
+        let place = (id, order);
+        if self.full.contains(&place) {
+            return Err(refused_for_room(order));
+        }
+        let added = self.added.get(&place).copied().unwrap_or_default();
+        if let Err(refused) = has_room(tx, &mailbox.session, order, added).await {
+            if matches!(refused, StoreError::MailboxFull { .. }) {
+                self.full.insert(place);
+            }
+            return Err(refused);
+        }
+        if let MailBody::Control { message: Control::CancelCalls { tool_call_ids } } = &letter.body {
+            cancel_continuations(writes, id, Some(tool_call_ids));
+        }
+        let (had_run, before) = (mailbox.run.is_some(), mailbox.session.mail_seq);
+        let seq = mailbox.take(vec![letter.clone()], ask, request.traceparent.as_deref());
+        // An order that lifts a hold may go before it.
+        let more = mailbox.session.mail_seq - before - 1;
+        *self.added.entry((id, true)).or_default() += more;
+        *self.added.entry(place).or_default() += 1;
+        self.known.insert((id, letter.id), seq);
+        let session = &mailbox.session;
+        let queued = (!had_run && matches!(ask, Ask::Run(_))).then(|| session.owner.clone());
+        let wakes = match ask {
+            Ask::Nothing | Ask::Fold => false,
+            Ask::GoOn => session.hold == Hold::None,
+            Ask::Run(mode) => mode != Mode::None,
+        };
+        let receipt = Receipt { id: letter.id, seq, duplicate: false };
+        Ok(Accepted { receipt, status: session.status, wakes, announces: ask != Ask::Nothing, queued })
+    }
+}

@@ -1,0 +1,121 @@
+//! Letters that come at once share a transaction, and each has an answer of its own.
+#![expect(clippy::expect_used, reason = "a test")]
+
+use futures::future::join_all;
+use holdfast_engine::{
+    decide::Mode,
+    ids::{MailId, SessionId},
+    mail::{MailBody, Priority, Sender},
+    waking::WakeClass,
+};
+use holdfast_store::{
+    StoreError,
+    accept::{self, Caller},
+    idempotency::Done,
+    letters::{Letter, MAILBOX_LIMIT, Receipt},
+    post::MAX_GROUP,
+};
+use holdfast_tests::store::{OWNER, World, caller};
+use tokio::time::{Duration, timeout};
+use uuid::Uuid;
+
+fn letter(text: &str) -> Letter {
+    Letter {
+        id: MailId(Uuid::now_v7()),
+        from: Sender::User { owner: Some(OWNER.to_owned()) },
+        priority: Priority::Normal,
+        hops: 0,
+        body: MailBody::AgentMessage { text: text.to_owned(), in_reply_to: None, expects_reply: false },
+    }
+}
+
+async fn send(world: &World, to: SessionId, letter: Letter) -> Result<Receipt, StoreError> {
+    match accept::send(&world.store, &caller(), to, letter, WakeClass::User, &[]).await? {
+        Done::Now(receipt) => Ok(receipt),
+        Done::Before { .. } => panic!("there is no key"),
+    }
+}
+
+#[tokio::test]
+async fn letters_that_come_at_once_share_a_transaction() {
+    let world = World::new().await;
+    let sessions = [world.session().await, world.session().await, world.session().await];
+    let sent = join_all((0..300).map(async |n: usize| {
+        let to = sessions[n % 3];
+        (to, send(&world, to, letter(&format!("letter {n}"))).await.expect("room").seq)
+    }))
+    .await;
+    for session in sessions {
+        let of = sent.iter().filter(|(to, _)| *to == session);
+        let mut numbers: Vec<i64> = of.map(|(_, seq)| *seq).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=100).collect::<Vec<i64>>());
+        let row = world.row(session).await;
+        assert_eq!((row.status.as_str(), row.turns), ("running", 0));
+        let events =
+            format!("SELECT count(*) FROM events WHERE session_id = '{session}' AND kind = 'mail.accepted'");
+        assert_eq!(world.count(&events).await, 100);
+        let last = format!("SELECT max(seq) - count(*) FROM events WHERE session_id = '{session}'");
+        assert_eq!(world.count(&last).await, 0, "events are numbered without a gap");
+        let woken = format!("SELECT wake_seq FROM runs WHERE session_id = '{session}'");
+        assert_eq!(world.count(&woken).await, 100);
+    }
+    let transactions = world.count("SELECT count(DISTINCT xmin::text) FROM mail").await;
+    let least = i64::try_from(300_usize.div_ceil(MAX_GROUP)).expect("few");
+    assert!((least..150).contains(&transactions), "{transactions} transactions for 300 letters");
+}
+
+#[tokio::test]
+async fn each_letter_of_a_group_has_its_own_answer() {
+    let world = World::new().await;
+    let (full, open) = (world.session().await, world.session().await);
+    let filling = (0..MAILBOX_LIMIT - 2).map(|n| send(&world, full, letter(&format!("{n}"))));
+    assert!(join_all(filling).await.iter().all(Result::is_ok));
+    let (twice, stranger) = (letter("twice"), Caller { owner: Some("somebody else".into()), ..caller() });
+    let foreign = async {
+        let sent = accept::send(&world.store, &stranger, open, letter("x"), WakeClass::User, &[]).await;
+        sent.map(|_| ())
+    };
+    let (a, b, c, d, unknown, first, again, foreign) = futures::join!(
+        send(&world, full, letter("last but one")),
+        send(&world, full, letter("last")),
+        send(&world, full, letter("one too many")),
+        send(&world, full, letter("two too many")),
+        send(&world, SessionId(Uuid::now_v7()), letter("nowhere")),
+        send(&world, open, twice.clone()),
+        send(&world, open, twice.clone()),
+        foreign,
+    );
+    assert_eq!((a.expect("room").seq, b.expect("room").seq), (MAILBOX_LIMIT - 1, MAILBOX_LIMIT));
+    for refused in [c, d] {
+        assert!(matches!(refused, Err(StoreError::MailboxFull { limit: MAILBOX_LIMIT })), "{refused:?}");
+    }
+    assert!(matches!(unknown, Err(StoreError::UnknownSession)), "{unknown:?}");
+    assert!(matches!(foreign, Err(StoreError::UnknownSession)), "{foreign:?}");
+    let (first, again) = (first.expect("room"), again.expect("known"));
+    assert_eq!((first.seq, first.duplicate, again.seq, again.duplicate), (1, false, 1, true));
+    assert_eq!(world.count("SELECT count(*) FROM mail").await, MAILBOX_LIMIT + 1);
+}
+
+#[tokio::test]
+async fn a_session_that_somebody_has_locked_keeps_only_its_own_letters_waiting() {
+    let world = World::new().await;
+    let (locked, free) = (world.session().await, world.session().await);
+    let mut sql = world.sql().await;
+    let lock = sql.transaction().await.expect("a transaction");
+    lock.execute("SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE", &[&locked.0]).await.expect("locked");
+    let waits = send(&world, locked, letter("waits"));
+    let others = join_all((0..20).map(|n| send(&world, free, letter(&format!("{n}")))));
+    let mut waits = std::pin::pin!(waits);
+    tokio::select! {
+        biased;
+        sent = &mut waits => panic!("its session is locked: {sent:?}"),
+        sent = timeout(Duration::from_secs(60), others) => {
+            assert!(sent.expect("they don't wait").iter().all(Result::is_ok));
+        }
+    }
+    lock.rollback().await.expect("unlocked");
+    assert_eq!(waits.await.expect("taken in").seq, 1);
+    let mode = world.post(locked, "and a person", Mode::UntilBlocked).await;
+    assert!(mode.seq > 1);
+}
