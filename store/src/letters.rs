@@ -108,6 +108,8 @@ pub(crate) struct LockedRun {
     pub(crate) claimed: bool,
     pub(crate) wake_seq: i64,
     pub(crate) epoch: i64,
+    /// Whether it is parked because its model waits for calls or mail.
+    pub(crate) waits: bool,
 }
 
 /// An event to append to a session's stream.
@@ -199,6 +201,7 @@ fn locked_run(row: &Row) -> Result<LockedRun, StoreError> {
         claimed: row.try_get::<_, &str>("state")? == "claimed",
         wake_seq: row.try_get("wake_seq")?,
         epoch: row.try_get("epoch")?,
+        waits: row.try_get("waits")?,
     })
 }
 
@@ -358,6 +361,7 @@ impl Mailbox {
                 claimed: before.is_some_and(|run| run.claimed),
                 wake_seq: session.mail_seq,
                 epoch: before.map_or(0, |run| run.epoch),
+                waits: false,
             });
             self.traceparent = self.traceparent.take().or_else(|| traceparent.map(str::to_owned));
         }

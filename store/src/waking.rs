@@ -73,7 +73,12 @@ pub(crate) async fn ask(
     {
         return Ok(Ask::Run(Mode::UntilBlocked));
     }
-    Ok(if terms.wake_on.contains(&class) { Ask::GoOn } else { Ask::Nothing })
+    Ok(match terms.wake_on.contains(&class) {
+        true => Ask::GoOn,
+        // It starts no run, but it may be what the model waits for.
+        false if run.is_some_and(|run| run.waits) => Ask::Fold,
+        false => Ask::Nothing,
+    })
 }
 
 /// Whether a run has an order to pause that it hasn't obeyed: what comes after the order lifts it.

@@ -10,6 +10,7 @@ use holdfast_engine::{
     ids::{CallId, MailId, SessionId, Token},
     mail::{Control, MailBody, Priority, Sender},
     session::{CallState, Status},
+    waking::{WakeClass, Waking},
 };
 use holdfast_store::{
     StoreError,
@@ -21,7 +22,7 @@ use holdfast_store::{
 };
 use holdfast_tests::{
     step::{Holder, calls, says},
-    store::{AGENT, LONG, OWNER, World, caller, message, new_session},
+    store::{AGENT, LONG, OWNER, World, caller, message, new_session, record},
 };
 
 use uuid::Uuid;
@@ -33,7 +34,7 @@ fn with_helper(agent: &Agent) -> Agent {
     agent.builtins.push(helper.tool());
     agent.helpers.push(helper);
     let text = r#"{"slug": "x", "flavor": "OpenAI", "modelUrl": "http://m", "modelName": "m", "builtinToolboxes":
-        [{"tag": "SystemToolbox", "contents": {"Name": "self", "Capabilities": ["ask-human", "sleep-until"]}}]}"#;
+        [{"tag": "SystemToolbox", "contents": {"Name": "self", "Capabilities": ["ask-human", "sleep-until", "wait"]}}]}"#;
     let config = holdfast_engine::agent::AgentConfig::parse(text).expect("an agent");
     assert!(matches!(config.builtin_toolboxes[..], [BuiltinToolbox::SystemToolbox(_)]));
     agent.builtins.extend(config.prepare("r".into(), Vec::new()).expect("usable").builtins);
@@ -187,6 +188,35 @@ async fn calls_that_are_cancelled_where_nothing_runs_are_told_to_the_model() {
         assert_eq!(holder.decide(), Next::Stop(Status::Idle));
         holder.end(Status::Idle).await;
     }
+}
+
+#[tokio::test]
+async fn a_wait_for_mail_ends_with_mail_that_starts_no_run() {
+    let world = World::new().await;
+    let waking = Waking { wake_on: Vec::new(), resume_on_any_mail: false };
+    record(&world.store, AGENT, &Agent { waking, ..world.agent.clone() }).await.expect("recorded");
+    let letter = |text: &str| {
+        let body = MailBody::AgentMessage { text: text.to_owned(), in_reply_to: None, expects_reply: false };
+        let from = Sender::User { owner: Some(OWNER.to_owned()) };
+        Letter { id: MailId(Uuid::now_v7()), from, priority: Priority::Normal, hops: 0, body }
+    };
+    for (arguments, parked, told) in [
+        (r#"{"capability": "sleep-until", "seconds": 500}"#, "timer", false),
+        (r#"{"capability": "wait", "for": "mail", "timeout_seconds": 60}"#, "wait", true),
+    ] {
+        let id = world.asked("wait for news").await;
+        let mut holder = hold(&world).await;
+        holder.decide();
+        holder.answer(calls(&[("system_self_system_info", arguments)]));
+        assert_eq!(holder.decide(), Next::Park(parked));
+        let on = commit::RunAfter::Park { on: parked.to_owned(), until: holder.until };
+        holder.commit(on).await.expect("stored");
+        accept::send(&world.store, &caller(), id, letter("news"), WakeClass::User, &[]).await.expect("room");
+        let due = format!("SELECT count(*) FROM runs WHERE session_id = '{id}' AND state = 'queued'");
+        assert_eq!(world.count(&due).await, i64::from(told), "{arguments}");
+    }
+    let mut holder = hold(&world).await;
+    assert_eq!(holder.decide(), Next::AskModel);
 }
 
 #[tokio::test]
