@@ -9,7 +9,10 @@ use sqlx::migrate::{MigrateError as SqlxMigrateError, Migrator};
 use sqlx::postgres::PgConnection;
 use sqlx::{ConnectOptions as _, Connection as _};
 
-use crate::connect::{CONNECT_TIMEOUT, ConnectError, Session, Target};
+use crate::connect::{CONNECT_TIMEOUT, ConnectError, Fault, Session, Target};
+
+/// How often migrations are begun that the server ends for the sake of others.
+const ATTEMPTS: usize = 20;
 
 /// A migration that the build knows and the database lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,13 +155,31 @@ async fn migrate_with(migrator: &Migrator, url: &str) -> Result<Report, MigrateE
     // The check above has refused what is unknown but not newer.
     let mut tolerant = Migrator::with_migrations(migrator.iter().cloned().collect());
     tolerant.set_ignore_missing(true);
-    tolerant.run(&mut connection).await.map_err(|error| match error {
-        SqlxMigrateError::VersionMismatch(version) => MigrateError::Changed { version },
-        other => MigrateError::Run(other),
-    })?;
+    let mut attempts = 0;
+    while let Err(error) = tolerant.run(&mut connection).await {
+        attempts += 1;
+        if attempts == ATTEMPTS || !lost_to_a_neighbour(&error) {
+            return Err(match error {
+                SqlxMigrateError::VersionMismatch(version) => MigrateError::Changed { version },
+                other => MigrateError::Run(other),
+            });
+        }
+        tracing::info!(kind = "migration.again", %error, "a migration met those who are at work, and is tried again");
+    }
     let status = read(migrator, &mut connection).await?;
     close(connection).await;
     Ok(Report { applied: before.pending, status })
+}
+
+/// Whether the server has ended a migration for the sake of somebody else's transaction: it changes several tables that
+/// are in use, and may meet those who use them in another order.
+fn lost_to_a_neighbour(error: &SqlxMigrateError) -> bool {
+    match error {
+        SqlxMigrateError::Execute(error) | SqlxMigrateError::ExecuteMigration(error, _) => {
+            Fault::of_sqlx(error) == Fault::Retryable
+        }
+        _ => false,
+    }
 }
 
 async fn status_with(migrator: &Migrator, url: &str) -> Result<SchemaStatus, MigrateError> {
@@ -275,6 +296,25 @@ mod tests {
             ahead.to_string(),
             "database is at migration 2, newer than this build's 1, which runs on it"
         );
+
+        // Numbers of a sequence stay drawn when a transaction is rolled back.
+        let counted = "CREATE SEQUENCE tries;";
+        let lost =
+            "DO $$ BEGIN IF nextval('tries') < 3 THEN RAISE 'met' USING ERRCODE = '40P01'; END IF; END $$;";
+        let files = [first, second, ("0003_counted.sql", counted), ("0004_lost.sql", lost)];
+        let unlucky = migrator(&dir.path().join("unlucky"), &files).await;
+        let report = migrate_with(&unlucky, &url).await.expect("the third attempt succeeds");
+        assert_eq!((report.applied.len(), report.status.current), (2, 4));
+        let broken = [&files[..], &[("0005_broken.sql", "SELECT 1 / 0;")]].concat();
+        let broken = migrator(&dir.path().join("broken"), &broken).await;
+        let error = migrate_with(&broken, &url).await.expect_err("nobody else is at fault");
+        assert!(matches!(error, MigrateError::Run(_)), "{error}");
+        let mut clean = open(&url).await.expect("a connection");
+        sqlx::query("DELETE FROM _sqlx_migrations WHERE version > 2")
+            .execute(&mut clean)
+            .await
+            .expect("forgotten");
+        close(clean).await;
 
         let changed = ("0001_first.sql", "CREATE TABLE one (id bigint);");
         let edited = migrator(&dir.path().join("edited"), &[changed, second]).await;

@@ -15,7 +15,10 @@ use holdfast_engine::{
     session::{Hold, Status},
     waking::Waking,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -128,70 +131,149 @@ pub(crate) async fn deliver(
     Ok(Done::Now(accepted))
 }
 
+/// The letters of a session that somebody has locked, beside the groups of all others: they have one transaction at a
+/// time, and so one connection, however many they are. There until none is left.
+type Apart = HashMap<SessionId, Vec<Waiting>>;
+
 async fn run(store: Store, mut arriving: mpsc::Receiver<Waiting>) {
-    while let Some(first) = arriving.recv().await {
-        // Those that the last group has just answered get to speak: what they say next may join this one.
-        tokio::task::yield_now().await;
-        let mut bytes = bytes_of(&first);
-        let mut group = vec![first];
-        while group.len() < MAX_GROUP
-            && bytes < GROUP_BYTES
-            && let Ok(next) = arriving.try_recv()
-        {
-            bytes = bytes.saturating_add(bytes_of(&next));
-            group.push(next);
+    let mut apart = Apart::new();
+    let mut serving: JoinSet<SessionId> = JoinSet::new();
+    let serve = |session: SessionId, letters: Vec<Waiting>| {
+        let store = store.clone();
+        async move {
+            take_apart(&store, letters).await;
+            session
         }
-        group.retain(|waiting| !waiting.answer.is_closed());
-        // A task of its own, so that a panic costs one group and not those behind it.
-        let taking = tokio::spawn(take_group(store.clone(), group));
-        if let Err(error) = taking.await {
-            tracing::error!(%error, "taking a group of letters in panicked");
+    };
+    loop {
+        tokio::select! {
+            first = arriving.recv() => {
+                let Some(first) = first else { return };
+                // Those that the last group has just answered get to speak: what they say next may join this one.
+                tokio::task::yield_now().await;
+                let group = next_group(first, &mut arriving, &mut apart);
+                let mut left = Apart::new();
+                for waiting in take_group(&store, group).await {
+                    left.entry(waiting.request.session).or_default().push(waiting);
+                }
+                for (session, letters) in left {
+                    apart.insert(session, Vec::new());
+                    serving.spawn(serve(session, letters));
+                }
+            }
+            Some(ended) = serving.join_next() => match ended {
+                Ok(session) => match apart.remove(&session) {
+                    Some(mut letters) if !letters.is_empty() => {
+                        let later = letters.split_off(letters.len().min(MAX_GROUP));
+                        apart.insert(session, later);
+                        serving.spawn(serve(session, letters));
+                    }
+                    _ => {}
+                },
+                Err(error) => {
+                    tracing::error!(%error, "taking the letters of a session in panicked");
+                    // Nobody knows whose: all who wait are told to ask again.
+                    apart.clear();
+                }
+            },
         }
     }
 }
 
-fn bytes_of(waiting: &Waiting) -> usize {
-    waiting.request.blobs.iter().map(|blob| blob.text.len()).sum()
+/// Letters for one transaction. Those of sessions that are apart join their own.
+fn next_group(first: Waiting, arriving: &mut mpsc::Receiver<Waiting>, apart: &mut Apart) -> Vec<Waiting> {
+    let (mut group, mut bytes) = (Vec::new(), 0_usize);
+    let mut next = Some(first);
+    while let Some(waiting) = next {
+        if let Some(own) = apart.get_mut(&waiting.request.session) {
+            own.push(waiting);
+        } else if !waiting.answer.is_closed() {
+            bytes = waiting.request.blobs.iter().fold(bytes, |sum, blob| sum.saturating_add(blob.text.len()));
+            group.push(waiting);
+        }
+        next = if group.len() < MAX_GROUP && bytes < GROUP_BYTES { arriving.try_recv().ok() } else { None };
+    }
+    group
 }
 
-/// Takes a group in. If it fails as a whole, or has to wait for somebody's lock, its letters are taken in singly:
-/// only the culprit fails or waits.
-async fn take_group(store: Store, group: Vec<Waiting>) {
+/// Takes a group in. Returns its letters if it failed as a whole, or had to wait for somebody's lock: then each
+/// session's are taken in by themselves, so that only the culprit's fail or wait.
+async fn take_group(store: &Store, group: Vec<Waiting>) -> Vec<Waiting> {
     if group.is_empty() {
-        return;
+        return group;
     }
-    let requests: Vec<&Request> = group.iter().map(|waiting| &waiting.request).collect();
-    match Box::pin(take_in(&store, &requests, None, Some(PATIENCE))).await {
+    let store = store.clone();
+    // A task of its own, so that a panic costs one group and not those behind it.
+    let taking = tokio::spawn(async move {
+        let requests: Vec<&Request> = group.iter().map(|waiting| &waiting.request).collect();
+        let taken = Box::pin(take_in(&store, &requests, None, Some(PATIENCE))).await;
+        settle(group, taken)
+    });
+    match taking.await {
+        Ok(left) => left,
+        Err(error) => {
+            tracing::error!(%error, "taking a group of letters in panicked");
+            Vec::new()
+        }
+    }
+}
+
+/// Takes letters of one session in, however long somebody else has it locked. Who goes away leaves nothing behind.
+async fn take_apart(store: &Store, mut letters: Vec<Waiting>) {
+    loop {
+        letters.retain(|waiting| !waiting.answer.is_closed());
+        if letters.is_empty() {
+            return;
+        }
+        let taken = {
+            let (requests, mut answers): (Vec<&Request>, Vec<_>) =
+                letters.iter_mut().map(|waiting| (&waiting.request, &mut waiting.answer)).unzip();
+            let gone =
+                futures::future::select_all(answers.iter_mut().map(|answer| Box::pin(answer.closed())));
+            tokio::select! {
+                taken = against_rivals(|| Box::pin(take_in(store, &requests, None, None))) => taken,
+                _ = gone => continue,
+            }
+        };
+        match taken {
+            Err(error) if letters.len() == 1 => {
+                if let Some(waiting) = letters.pop() {
+                    let _ = waiting.answer.send(Err(error));
+                }
+                return;
+            }
+            taken => {
+                // What is left failed as a whole: one of them is at fault, and the others needn't share it.
+                for one in settle(letters, taken) {
+                    Box::pin(take_apart(store, vec![one])).await;
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Answers those whose letters were taken in or refused. Returns those whose transaction failed and may be tried again.
+fn settle(
+    letters: Vec<Waiting>,
+    taken: Result<Done<Vec<Result<Accepted, StoreError>>>, StoreError>,
+) -> Vec<Waiting> {
+    match taken {
         Ok(Done::Now(taken)) => {
-            for (waiting, accepted) in group.into_iter().zip(taken) {
+            for (waiting, accepted) in letters.into_iter().zip(taken) {
                 // Nobody may be waiting any more.
                 let _ = waiting.answer.send(accepted);
             }
+            Vec::new()
         }
         // Whether it was stored nobody knows: those who sent it will ask again.
         Err(StoreError::Unavailable(why)) => {
-            for waiting in group {
+            for waiting in letters {
                 let _ = waiting.answer.send(Err(StoreError::Unavailable(why.clone())));
             }
+            Vec::new()
         }
-        failed => {
-            let why = failed.err().map(|error| error.to_string());
-            tracing::debug!(why, members = group.len(), "a group of letters is taken in singly");
-            for Waiting { request, mut answer } in group {
-                let store = store.clone();
-                tokio::spawn(async move {
-                    let taken = tokio::select! {
-                        taken = against_rivals(|| alone(&store, &request, None)) => taken,
-                        // Who has gone away wants nothing stored.
-                        () = answer.closed() => return,
-                    };
-                    let _ = answer.send(taken.and_then(|done| match done {
-                        Done::Now(accepted) => Ok(accepted),
-                        Done::Before { .. } => Err(StoreError::IdempotencyMismatch),
-                    }));
-                });
-            }
-        }
+        Ok(Done::Before { .. }) | Err(_) => letters,
     }
 }
 

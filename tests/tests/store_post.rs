@@ -3,7 +3,6 @@
 
 use futures::future::join_all;
 use holdfast_engine::{
-    decide::Mode,
     ids::{MailId, SessionId},
     mail::{MailBody, Priority, Sender},
     waking::WakeClass,
@@ -99,23 +98,28 @@ async fn each_letter_of_a_group_has_its_own_answer() {
 
 #[tokio::test]
 async fn a_session_that_somebody_has_locked_keeps_only_its_own_letters_waiting() {
-    let world = World::new().await;
+    // One connection for those who wait, however many they are, and one for all others.
+    let world = World::with_connections(2).await;
     let (locked, free) = (world.session().await, world.session().await);
     let mut sql = world.sql().await;
     let lock = sql.transaction().await.expect("a transaction");
     lock.execute("SELECT 1 FROM sessions WHERE id = $1 FOR UPDATE", &[&locked.0]).await.expect("locked");
-    let waits = send(&world, locked, letter("waits"));
-    let others = join_all((0..20).map(|n| send(&world, free, letter(&format!("{n}")))));
-    let mut waits = std::pin::pin!(waits);
+    let mut waiting =
+        std::pin::pin!(join_all((0..20).map(|n| send(&world, locked, letter(&format!("{n}"))))));
+    let mut others = std::pin::pin!(async {
+        for n in 0..20 {
+            send(&world, free, letter(&format!("{n}"))).await.expect("room");
+        }
+    });
     tokio::select! {
         biased;
-        sent = &mut waits => panic!("its session is locked: {sent:?}"),
-        sent = timeout(Duration::from_secs(60), others) => {
-            assert!(sent.expect("they don't wait").iter().all(Result::is_ok));
-        }
+        _ = &mut waiting => panic!("their session is locked"),
+        sent = timeout(Duration::from_secs(60), &mut others) => sent.expect("they don't wait"),
     }
     lock.rollback().await.expect("unlocked");
-    assert_eq!(waits.await.expect("taken in").seq, 1);
-    let mode = world.post(locked, "and a person", Mode::UntilBlocked).await;
-    assert!(mode.seq > 1);
+    let mut numbers: Vec<i64> = waiting.await.into_iter().map(|sent| sent.expect("taken in").seq).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, (1..=20).collect::<Vec<i64>>());
+    // It is among the others again.
+    assert_eq!(send(&world, locked, letter("and one more")).await.expect("room").seq, 21);
 }

@@ -144,7 +144,8 @@ async fn one_of_many_messages_with_one_id_is_accepted() {
     let barrier = Barrier::on(&world.database, session).await;
     let crowd = (0..CROWD)
         .map(|_| {
-            let (store, message) = (world.store.clone(), message.clone());
+            // Each at a node of its own: one node would take them in together.
+            let (store, message) = (Store::new(world.store.db().clone(), None), message.clone());
             tokio::spawn(async move {
                 accept::post(&store, &caller(), session, &message, Mode::UntilBlocked).await
             })
