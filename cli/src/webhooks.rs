@@ -8,7 +8,7 @@ use holdfast_store::{
     migrate, status,
     webhooks::{self, Which},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::{
@@ -60,31 +60,27 @@ async fn perform(store: &Store, command: WebhooksCommand, json: bool) -> Result<
                 Some(_) => 0,
             };
             let again = all(async || webhooks::retry(store, &which, BATCH).await).await?;
-            match json {
-                true => output::json(&json!({"sent_again": again, "enabled": enabled})),
-                false => output::line(format!("{again} to be sent again, {enabled} endpoints enabled")),
-            }
+            let words = format!("{again} to be sent again, {enabled} endpoints enabled");
+            report(json, &json!({"sent_again": again, "enabled": enabled}), &words)
         }
         WebhooksCommand::Discard(which) => {
             let which = selected(which)?;
             let gone = all(async || webhooks::discard(store, &which, BATCH).await).await?;
-            match json {
-                true => output::json(&json!({"forgotten": gone})),
-                false => output::line(format!("{gone} forgotten")),
-            }
+            report(json, &json!({"forgotten": gone}), &format!("{gone} forgotten"))
         }
         WebhooksCommand::Remove { endpoint } => {
             if !webhooks::withdraw(store, &endpoint).await.map_err(failed)? {
                 return Err(Failure::Failed(format!("no endpoint is named {endpoint:?}")));
             }
-            match json {
-                true => output::json(&json!({"removed": endpoint})),
-                false => output::line(format!(
-                    "{endpoint} is removed; a scheduler clears away what it was to be sent"
-                )),
-            }
+            let words = format!("{endpoint} is removed; a scheduler clears away what it was to be sent");
+            report(json, &json!({"removed": endpoint}), &words)
         }
     }
+}
+
+/// Says what was done, as JSON or in words.
+fn report(json: bool, value: &Value, words: &str) -> Result<(), Failure> {
+    if json { output::json(value) } else { output::line(words) }
 }
 
 fn failed(error: StoreError) -> Failure {

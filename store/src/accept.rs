@@ -8,7 +8,6 @@ use holdfast_engine::{
     decide::Mode,
     ids::{CallId, MailId, SessionId},
     mail::{Control, MailBody, Priority, Sender},
-    session::Status,
 };
 use uuid::Uuid;
 
@@ -18,8 +17,8 @@ use crate::{
     errors::StoreError,
     idempotency::{self, Done, Key},
     letters::{
-        Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, NewEvent, Receipt, insert_blobs, insert_events,
-        intake, lock_own, lock_run, take_in,
+        Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, Receipt, insert_blobs, intake, lock_own, lock_run,
+        take_in,
     },
     post, quota,
     retry::against_rivals,
@@ -130,7 +129,7 @@ async fn create_once(
         Mode::None => Ask::Fold,
         mode => Ask::Run(mode),
     };
-    let mut intake = intake(&session, None, letters, ask);
+    let intake = intake(&session, None, letters, ask);
     let mut writes = Writes::default();
     let labels = serde_json::to_string(&new.labels)?;
     let (parent, parent_call) = (new.parent.map(|parent| parent.0), new.parent_call.map(|call| call.0));
@@ -152,10 +151,7 @@ async fn create_once(
             intake.event_seq,
         ],
     );
-    intake.add(&mut writes, new.id, caller.traceparent.as_deref())?;
-    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    let events: Vec<NewEvent> = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
-    insert_events(&mut writes, new.id, &new.owner, 0, &events);
+    intake.begin(&mut writes, new.id, &new.owner, caller.traceparent.as_deref())?;
     insert_blobs(&mut writes, &new.owner, new.message.as_ref().map_or(&[], |message| &message.blobs));
     tx.commit(writes).await?;
     Ok(Done::Now(new.id))

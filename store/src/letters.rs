@@ -296,17 +296,22 @@ pub(crate) fn intake(
 }
 
 impl Intake {
-    /// Adds the letters and wakes the run, beside what is done about the session's row and its events.
-    pub(crate) fn add(
-        &self,
+    /// Adds to a session that is being inserted what it begins with: its letters, its run, and the events, of which the
+    /// first one says that it was created.
+    pub(crate) fn begin(
+        self,
         writes: &mut Writes<'_>,
         session: SessionId,
+        owner: &str,
         traceparent: Option<&str>,
     ) -> Result<(), StoreError> {
         let wakes = self.mode.is_some();
         let numbered = (self.before + 1..).zip(&self.letters);
         insert_letters(writes, numbered.map(|(seq, letter)| (session, seq, letter, wakes)))?;
         wake_runs(writes, self.mode.map(|mode| (session, mode, self.mail_seq, traceparent)));
+        let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
+        let events: Vec<NewEvent> = std::iter::once(created).chain(self.events).collect();
+        insert_events(writes, session, owner, 0, &events);
         Ok(())
     }
 }
@@ -368,14 +373,23 @@ impl Mailbox {
         taken.first_seq
     }
 
+    /// Adds events to the session's stream.
+    pub(crate) fn happen(&mut self, events: Vec<NewEvent>) {
+        self.session.event_seq += i64::try_from(events.len()).unwrap_or(i64::MAX);
+        self.events.extend(events);
+    }
+
     fn is_changed(&self) -> bool {
         !(self.letters.is_empty() && self.events.is_empty() && self.mode.is_none())
     }
 }
 
 /// Writes what was taken in: letters, their sessions and runs, and the events, one statement a table.
-pub(crate) fn write(writes: &mut Writes<'_>, mailboxes: &[Mailbox]) -> Result<(), StoreError> {
-    let changed: Vec<&Mailbox> = mailboxes.iter().filter(|mailbox| mailbox.is_changed()).collect();
+pub(crate) fn write<'a>(
+    writes: &mut Writes<'_>,
+    mailboxes: impl IntoIterator<Item = &'a Mailbox>,
+) -> Result<(), StoreError> {
+    let changed: Vec<&Mailbox> = mailboxes.into_iter().filter(|mailbox| mailbox.is_changed()).collect();
     if changed.is_empty() {
         return Ok(());
     }
@@ -424,7 +438,7 @@ pub(crate) fn take_in(
 ) -> Result<(i64, Status), StoreError> {
     let mut mailbox = Mailbox::of(session.clone(), run.copied());
     let first = mailbox.take(letters, ask, traceparent);
-    write(writes, std::slice::from_ref(&mailbox))?;
+    write(writes, [&mailbox])?;
     Ok((first, mailbox.session.status))
 }
 

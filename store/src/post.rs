@@ -2,7 +2,7 @@
 //! statement a table. A lone letter waits for nobody.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -117,7 +117,7 @@ pub(crate) async fn deliver(
     };
     let accepted = match &caller.key {
         None => store.postroom.take(store, request).await?,
-        Some(key) => match against_rivals(|| alone(store, &request, Some(key))).await? {
+        Some(key) => match against_rivals(|| keyed(store, &request, key)).await? {
             Done::Now(accepted) => accepted,
             Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
         },
@@ -277,9 +277,9 @@ fn settle(
     }
 }
 
-/// Takes one letter in, with the key of its request if that has one: a refusal leaves no key behind.
-async fn alone(store: &Store, request: &Request, key: Option<&Key>) -> Result<Done<Accepted>, StoreError> {
-    match Box::pin(take_in(store, &[request], key, None)).await? {
+/// Takes one letter in with the key of its request: a refusal leaves no key behind.
+async fn keyed(store: &Store, request: &Request, key: &Key) -> Result<Done<Accepted>, StoreError> {
+    match Box::pin(take_in(store, &[request], Some(key), None)).await? {
         Done::Now(mut taken) => taken.pop().unwrap_or(Err(StoreError::Rival)).map(Done::Now),
         Done::Before { code, resource } => Ok(Done::Before { code, resource }),
     }
@@ -350,9 +350,9 @@ async fn take_in(
         tx.rollback().await?;
         return Ok(Done::Now(taken));
     }
-    write(&mut writes, &tray.mailboxes)?;
+    write(&mut writes, tray.mailboxes.values())?;
     for (request, accepted) in requests.iter().zip(&taken) {
-        let own = tray.index.get(&request.session).and_then(|at| tray.mailboxes.get(*at));
+        let own = tray.mailboxes.get(&request.session);
         if let (Ok(Accepted { receipt: Receipt { duplicate: false, .. }, .. }), Some(own)) = (accepted, own) {
             insert_blobs(&mut writes, &own.session.owner, &request.blobs);
         }
@@ -363,8 +363,7 @@ async fn take_in(
 
 /// The mailboxes of a group, with what is taken in of them.
 struct Tray {
-    mailboxes: Vec<Mailbox>,
-    index: HashMap<SessionId, usize>,
+    mailboxes: BTreeMap<SessionId, Mailbox>,
     terms: HashMap<SessionId, Waking>,
     /// Numbers of letters that are there, those of this group included.
     known: HashMap<(SessionId, MailId), i64>,
@@ -376,16 +375,12 @@ struct Tray {
 
 impl Tray {
     fn new(sessions: Vec<Locked>, runs: &[LockedRun], terms: HashMap<SessionId, Waking>) -> Self {
-        let run = |id| runs.iter().find(|run| run.session == id).copied();
-        let mailboxes: Vec<Mailbox> = sessions
-            .into_iter()
-            .map(|session| {
-                let run = run(session.id);
-                Mailbox::of(session, run)
-            })
-            .collect();
-        let index = mailboxes.iter().enumerate().map(|(at, mailbox)| (mailbox.session.id, at)).collect();
-        Self { mailboxes, index, terms, known: HashMap::new(), added: HashMap::new(), full: HashSet::new() }
+        let mailbox = |session: Locked| {
+            let run = runs.iter().find(|run| run.session == session.id).copied();
+            (session.id, Mailbox::of(session, run))
+        };
+        let mailboxes = sessions.into_iter().map(mailbox).collect();
+        Self { mailboxes, terms, known: HashMap::new(), added: HashMap::new(), full: HashSet::new() }
     }
 
     async fn take(
@@ -396,7 +391,7 @@ impl Tray {
     ) -> Result<Accepted, StoreError> {
         let (id, letter) = (request.session, &request.letter);
         let own = |session: &Locked| request.owner.as_ref().is_none_or(|owner| *owner == session.owner);
-        let mailbox = self.index.get(&id).and_then(|at| self.mailboxes.get_mut(*at));
+        let mailbox = self.mailboxes.get_mut(&id);
         let mailbox = mailbox.filter(|mailbox| !mailbox.session.deleted && own(&mailbox.session));
         let mailbox = mailbox.ok_or(StoreError::UnknownSession)?;
         if let Some(seq) = self.known.get(&(id, letter.id)) {

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use crate::{
     Store,
     errors::StoreError,
-    letters::{NewEvent, insert_events, lock_runs, lock_sessions},
+    letters::{Mailbox, NewEvent, lock_runs, lock_sessions, write},
     sql,
-    transaction::{Transaction, Writes, parameters},
+    transaction::{Transaction, Writes},
 };
 
 /// A report of a call.
@@ -76,37 +76,26 @@ pub async fn record(store: &Store, entries: &[Entry]) -> Result<(), StoreError> 
     tx.prepare(&[sql::LOCK_SESSION, sql::LOCK_RUN]).await?;
     let ((), sessions, runs) =
         futures::try_join!(tx.begin(), lock_sessions(&tx, &ids), lock_runs(&tx, &ids))?;
-    let mut writes = Writes::default();
     let mut told = Vec::new();
-    for session in sessions.iter().filter(|session| !session.deleted) {
+    for session in sessions.into_iter().filter(|session| !session.deleted) {
         let run = runs.iter().find(|run| run.session == session.id && run.claimed);
         let fresh = by_session.get(&session.id).into_iter().flatten();
         let fresh = fresh.filter(|entry| run.is_some_and(|run| run.epoch == entry.epoch));
         let events: Vec<NewEvent> = fresh.map(|entry| entry.event()).collect();
-        if events.is_empty() {
-            continue;
+        if !events.is_empty() {
+            let mut mailbox = Mailbox::of(session, None);
+            mailbox.happen(events);
+            told.push(mailbox);
         }
-        let event_seq = session.event_seq + i64::try_from(events.len()).unwrap_or(i64::MAX);
-        let status = session.status.word();
-        writes.push(
-            sql::ACCEPT_SESSION,
-            parameters![
-                vec![session.id.0],
-                vec![session.mail_seq],
-                vec![event_seq],
-                vec![status],
-                vec![false]
-            ],
-        );
-        insert_events(&mut writes, session.id, &session.owner, session.event_seq, &events);
-        told.push(session.id);
     }
     if told.is_empty() {
         return tx.rollback().await;
     }
+    let mut writes = Writes::default();
+    write(&mut writes, &told)?;
     tx.commit(writes).await?;
-    for session in told {
-        store.announce(session, false);
+    for mailbox in told {
+        store.announce(mailbox.session.id, false);
     }
     Ok(())
 }

@@ -4,13 +4,12 @@
 use holdfast_engine::{
     decide::{Mode, Spawn},
     mail::{Priority, Sender},
-    session::Status,
 };
 
 use crate::{
     commit::Commit,
     errors::StoreError,
-    letters::{Ask, Letter, Locked, NewEvent, insert_events, intake},
+    letters::{Ask, Letter, Locked, intake},
     sql,
     transaction::{Writes, parameters},
 };
@@ -30,7 +29,7 @@ pub(crate) fn spawn(
         body: new.body.clone(),
     };
     let fresh = Locked { event_seq: 1, ..Locked::fresh(new.id, &parent.owner, parent.root) };
-    let mut intake = intake(&fresh, None, vec![letter], Ask::Run(Mode::UntilBlocked));
+    let intake = intake(&fresh, None, vec![letter], Ask::Run(Mode::UntilBlocked));
     writes.push(
         sql::SPAWN_SESSION,
         parameters![
@@ -43,9 +42,5 @@ pub(crate) fn spawn(
             intake.event_seq,
         ],
     );
-    intake.add(writes, new.id, work.traceparent.as_deref())?;
-    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-    let events: Vec<NewEvent> = std::iter::once(created).chain(std::mem::take(&mut intake.events)).collect();
-    insert_events(writes, new.id, &parent.owner, 0, &events);
-    Ok(())
+    intake.begin(writes, new.id, &parent.owner, work.traceparent.as_deref())
 }

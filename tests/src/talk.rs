@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant};
 use uuid::Uuid;
 
 use crate::{
-    cluster::connect,
+    cluster::{connect, fresh_database},
     world::{AgentFiles, Model, PATIENCE, World, answer},
 };
 
@@ -184,6 +184,21 @@ impl Talk {
         }
         self.ended(world, api, id).await?;
         Ok(id)
+    }
+
+    /// Plays the conversation where nobody dies. Returns its [`story`].
+    ///
+    /// # Errors
+    /// If it doesn't end as it should, or doesn't hold what holds of every conversation.
+    pub async fn undisturbed(self) -> Result<Vec<String>> {
+        let database = fresh_database().await;
+        let world = self.world(database.url()).await?;
+        let (_api, api) = world.node("api", &[], &[]).await?;
+        let (_scheduler, _) = world.node("scheduler", &[], &[]).await?;
+        let (_worker, _) = world.node("worker", &[], &[]).await?;
+        self.play(&world, &api).await?;
+        check(&world).await?;
+        story(&world).await
     }
 
     /// Waits until the conversation has ended as it should.

@@ -223,6 +223,8 @@ fn tests(dir: &Path) -> BTreeSet<String> {
                 found.extend(name.map(str::to_owned));
             }
             let made = text.lines().filter_map(|line| line.trim().strip_suffix(',')?.split_once(" = "));
+            let made =
+                made.filter(|(_, variant)| variant.starts_with(char::is_uppercase) && !variant.contains(' '));
             found.extend(made.map(|(name, _)| name.to_owned()));
         }
     }

@@ -309,6 +309,20 @@ async fn mail_wakes_by_what_its_sender_is_to_the_recipient() {
 }
 
 #[tokio::test]
+async fn a_run_that_a_letter_starts_belongs_to_the_letters_trace() {
+    let world = World::new().await;
+    let family = Family::of(&world).await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let traced = Correspondence {
+        traceparent: Some(trace.to_owned()),
+        ..letter(family.top, Address::Session(family.child), "go")
+    };
+    assert!(write(&world, &traced).await.expect("room").wakes);
+    let of_trace = format!("SELECT count(*) FROM runs WHERE traceparent = '{trace}'");
+    assert_eq!(world.count(&of_trace).await, 1);
+}
+
+#[tokio::test]
 async fn mail_that_does_not_wake_is_told_with_what_does() {
     let world = World::new().await;
     let family = Family::of(&world).await;
