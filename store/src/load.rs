@@ -1,6 +1,6 @@
 //! Reading a session as a worker needs it: what the next decision and the next request depend on.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use holdfast_engine::{
@@ -12,13 +12,14 @@ use holdfast_engine::{
     session::{CallState, Hold, Session, Status, TrackedCall},
     turn::{TURN_FORMAT, Turn, TurnBody},
 };
-use tokio_postgres::Row;
+use tokio_postgres::{Row, types::FromSql};
 use uuid::Uuid;
 
 use crate::{
     Store,
     errors::StoreError,
     letters::{corrupt, mode},
+    loader::News,
     plant::{self, Mistake},
     sql,
     transaction::Parameters,
@@ -85,28 +86,28 @@ pub(crate) async fn load_group(
         client.query(&unread, wanted),
         client.query(&mode, wanted),
     )?;
-    let (sessions, modes) = (by_session(&sessions, "id")?, by_session(&modes, "session_id")?);
-    let [turns, calls, mail] = [
-        by_session(&turns, "session_id")?,
-        by_session(&calls, "session_id")?,
-        by_session(&mail, "session_id")?,
-    ];
+    let (sessions, modes) = (grouped(&sessions, "id")?, grouped(&modes, "session_id")?);
+    let [turns, calls, mail] =
+        [grouped(&turns, "session_id")?, grouped(&calls, "session_id")?, grouped(&mail, "session_id")?];
     Ok(ids
         .iter()
         .map(|&id| {
-            let (head, mode) = (rows_of(&sessions, id).first(), rows_of(&modes, id).first());
-            assemble(id, head, rows_of(&turns, id), rows_of(&calls, id), rows_of(&mail, id), mode)
+            let (head, mode) = (rows_of(&sessions, &id.0).first(), rows_of(&modes, &id.0).first());
+            assemble(id, head, rows_of(&turns, &id.0), rows_of(&calls, &id.0), rows_of(&mail, &id.0), mode)
         })
         .collect())
 }
 
-fn rows_of<'a, 'r>(rows: &'a HashMap<Uuid, Vec<&'r Row>>, id: SessionId) -> &'a [&'r Row] {
-    rows.get(&id.0).map_or(&[], Vec::as_slice)
+fn rows_of<'a, 'r, K: Eq + Hash>(rows: &'a HashMap<K, Vec<&'r Row>>, key: &K) -> &'a [&'r Row] {
+    rows.get(key).map_or(&[], Vec::as_slice)
 }
 
-/// Rows by the session that `column` names, in the order in which they came.
-fn by_session<'a>(rows: &'a [Row], column: &str) -> Result<HashMap<Uuid, Vec<&'a Row>>, StoreError> {
-    let mut found: HashMap<Uuid, Vec<&Row>> = HashMap::new();
+/// Rows by what stands in `column`, in the order in which they came.
+fn grouped<'a, K: Eq + Hash + FromSql<'a>>(
+    rows: &'a [Row],
+    column: &str,
+) -> Result<HashMap<K, Vec<&'a Row>>, StoreError> {
+    let mut found: HashMap<K, Vec<&Row>> = HashMap::new();
     for row in rows {
         found.entry(row.try_get(column)?).or_default().push(row);
     }
@@ -126,8 +127,7 @@ fn assemble(
         return Err(StoreError::UnknownSession);
     }
     let cursor: i64 = row.try_get("mail_cursor")?;
-    let mut letters: Vec<Envelope> = mail.iter().map(|row| envelope(row)).collect::<Result<_, _>>()?;
-    letters.sort_by_key(|letter| letter.seq);
+    let letters = in_order(mail)?;
     let mut turns: Vec<Arc<Turn>> =
         turns.iter().map(|row| turn(row).map(Arc::new)).collect::<Result<_, _>>()?;
     turns.sort_by_key(|turn| turn.position);
@@ -171,19 +171,35 @@ fn assemble(
 ///
 /// # Errors
 /// [`StoreError`] as the database has it.
-pub async fn mail_above(
-    store: &Store,
-    id: SessionId,
-    cursor: i64,
-) -> Result<(Vec<Envelope>, Option<Mode>), StoreError> {
+pub async fn mail_above(store: &Store, id: SessionId, cursor: i64) -> Result<News, StoreError> {
+    Ok(mail_of(store, &[(id, cursor)]).await?.pop().unwrap_or_default())
+}
+
+/// Mail of sessions, as [`mail_above`] reads it of each, in the order of `above`.
+///
+/// # Errors
+/// [`StoreError`] as the database has it.
+pub(crate) async fn mail_of(store: &Store, above: &[(SessionId, i64)]) -> Result<Vec<News>, StoreError> {
     let client = store.client().await?;
-    // Answered in this order, as in [`load`].
+    // Answered in this order, as in [`load_group`].
     let (mail, goes) =
         (client.prepare_cached(sql::LOAD_MAIL).await?, client.prepare_cached(sql::LOAD_MODE).await?);
-    let ids = vec![id.0];
-    let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&id.0, &cursor], &[&ids]);
-    let (rows, run) = futures::try_join!(client.query(&mail, of_mail), client.query_opt(&goes, of_mode))?;
-    Ok((rows.iter().map(envelope).collect::<Result<_, _>>()?, run.as_ref().map(mode).transpose()?))
+    let (ids, cursors): (Vec<Uuid>, Vec<i64>) = above.iter().map(|(id, cursor)| (id.0, *cursor)).unzip();
+    let (of_mail, of_mode): (Parameters<'_>, Parameters<'_>) = (&[&ids, &cursors], &[&ids]);
+    let (letters, runs) = futures::try_join!(client.query(&mail, of_mail), client.query(&goes, of_mode))?;
+    let (letters, runs) = (grouped::<i64>(&letters, "place")?, grouped::<Uuid>(&runs, "session_id")?);
+    let news = |(place, (id, _)): (i64, &(SessionId, i64))| {
+        let run = rows_of(&runs, &id.0).first().map(|row| mode(row)).transpose()?;
+        Ok((in_order(rows_of(&letters, &place))?, run))
+    };
+    (1..).zip(above).map(news).collect()
+}
+
+/// Letters by their numbers.
+fn in_order(rows: &[&Row]) -> Result<Vec<Envelope>, StoreError> {
+    let mut letters: Vec<Envelope> = rows.iter().map(|row| envelope(row)).collect::<Result<_, _>>()?;
+    letters.sort_by_key(|letter| letter.seq);
+    Ok(letters)
 }
 
 /// Blobs of an owner by their digests. Missing ones are missing from the answer.

@@ -72,8 +72,10 @@ impl Storm {
         }
         let share = self.messages / self.clients;
         let full = AtomicUsize::new(0);
-        let clients = (0..self.clients).map(async |number| {
-            let written = write(api, number, share, &sessions, &full).await?;
+        // Made before any begins: that of fifty takes longer than an accept.
+        let https: Vec<reqwest::Client> = (0..self.clients).map(|_| client()).collect();
+        let clients = https.iter().enumerate().map(async |(number, http)| {
+            let written = write(http, api, number, share, &sessions, &full).await?;
             if written.refused == 0 {
                 full.fetch_add(1, Ordering::Relaxed);
             }
@@ -133,13 +135,13 @@ fn read(text: &str) -> Option<(usize, usize)> {
 /// One client's part: as many messages as its share, to each session in turn. `full` counts the clients that have met
 /// a full mailbox.
 async fn write(
+    http: &reqwest::Client,
     api: &str,
     number: usize,
     share: usize,
     sessions: &[Uuid],
     full: &AtomicUsize,
 ) -> Result<Weathered> {
-    let http = client();
     let mut weathered = Weathered::default();
     for message in 0..share {
         let session = sessions[(number + message) % sessions.len()];

@@ -369,13 +369,17 @@ fn said_once(text: &str) -> Vec<String> {
     vec![nameless(text)]
 }
 
-/// A text in which each word with a digit is the same.
+/// A text in which each word with a digit, and each letter's name, is the same.
 fn nameless(text: &str) -> String {
+    let hex = |rest: &str| rest.len() == 8 && rest.chars().all(|digit| digit.is_ascii_hexdigit());
+    let named = |name: &str| {
+        name.contains(|letter: char| letter.is_ascii_digit()) || name.strip_prefix("m-").is_some_and(hex)
+    };
     let word = |letter: char| letter.is_alphanumeric() || "_-:.".contains(letter);
     let mut shown = String::new();
     for part in text.split_inclusive(|letter| !word(letter)) {
         let (name, end) = part.split_at(part.trim_end_matches(|letter| !word(letter)).len());
-        shown.push_str(if name.contains(|letter: char| letter.is_ascii_digit()) { "#" } else { name });
+        shown.push_str(if named(name) { "#" } else { name });
         shown.push_str(end);
     }
     shown

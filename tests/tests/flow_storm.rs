@@ -30,6 +30,50 @@ async fn each_message_of_a_storm_is_said_once_and_in_its_senders_order() -> Resu
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_to_a_busy_session_cost_no_commit_before_it_speaks_again() -> Result<()> {
+    let database = fresh_database().await;
+    let model = Model::start(r#"{"rules": [{"reply": {"text": "ok", "hold": "good"}}]}"#).await?;
+    let config = json!({"slug": "busy", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "m"});
+    let world = World::new(database.url(), model, AgentFiles::with_tools(&config, &[])?);
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let (mut worker, _) = world.node("worker", &[], &[]).await?;
+    let session = world.create(&api).await?;
+    until_asked(&world, Instant::now() + PATIENCE).await?;
+    let asked = world.view(&api, session).await?["version"].as_i64().context("no version")?;
+    let mail = format!("{api}/v1/sessions/{session}/mail");
+    let write = async |text: &str| {
+        let body = json!({"body": {"tag": "userMessage", "query": text}});
+        let (status, receipt) = world.call("POST", &mail, Some(&body)).await?;
+        ensure!(status == 202, "{status} {receipt}");
+        anyhow::Ok(())
+    };
+    for n in 0..30 {
+        write(&format!("letter {n}")).await?;
+    }
+    let busy = world.view(&api, session).await?["version"].as_i64().context("no version")?;
+    ensure!(busy == asked, "thirty letters raised the version from {asked} to {busy}");
+    // What was read and waits is in nobody's memory alone.
+    worker.kill().await?;
+    let (_worker, _) = world.node("worker", &[], &[]).await?;
+    write("the last letter").await?;
+    world.model.release("good").await?;
+    world.until(&api, session, "idle").await?;
+    let asked = world.model.requests().await?.last().context("nothing was asked")?.to_string();
+    let told = asked.matches("letter").count();
+    ensure!(told == 31, "{told} letters are told: {asked}");
+    Ok(())
+}
+
+async fn until_asked(world: &World, until: Instant) -> Result<()> {
+    let mut pause = interval(Duration::from_millis(50));
+    while world.model.held().await?.is_empty() {
+        pause.tick().await;
+        ensure!(Instant::now() < until, "the model isn't asked");
+    }
+    Ok(())
+}
+
 /// Keeps a run's row locked, by two connections in turn, each of which waits for it before the other one lets go:
 /// whoever only looks finds it locked at every look. All the while the workers hear of other sessions.
 async fn never_free(database: &Database, session: Uuid) -> Result<()> {
@@ -64,11 +108,8 @@ async fn a_lease_whose_row_is_locked_at_every_look_is_renewed_in_its_turn() -> R
     let (worker, _) = world.node("worker", &[], &[]).await?;
     let session = world.create(&api).await?;
     let (sql, until) = (database.connect().await, Instant::now() + PATIENCE);
+    until_asked(&world, until).await?;
     let mut pause = interval(Duration::from_millis(50));
-    while world.model.held().await?.is_empty() {
-        pause.tick().await;
-        ensure!(Instant::now() < until, "the model isn't asked");
-    }
     let lease = "SELECT epoch, lease_until::text FROM runs WHERE state = 'claimed'";
     let first: (i64, String) = sql.query_one(lease, &[]).await.map(|row| (row.get(0), row.get(1)))?;
     let renewals = async {

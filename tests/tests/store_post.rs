@@ -12,6 +12,7 @@ use holdfast_store::{
     accept::{self, Caller},
     idempotency::Done,
     letters::{Letter, MAILBOX_LIMIT, Receipt},
+    loader::Loader,
     post::MAX_GROUP,
 };
 use holdfast_tests::store::{OWNER, World, caller};
@@ -62,6 +63,25 @@ async fn letters_that_come_at_once_share_a_transaction() {
     let transactions = world.count("SELECT count(DISTINCT xmin::text) FROM mail").await;
     let least = i64::try_from(300_usize.div_ceil(MAX_GROUP)).expect("few");
     assert!((least..150).contains(&transactions), "{transactions} transactions for 300 letters");
+}
+
+#[tokio::test]
+async fn mail_that_is_read_together_is_each_readers_own() {
+    let world = World::new().await;
+    let (one, other) = (world.session().await, world.session().await);
+    for text in ["a", "b", "c"] {
+        send(&world, one, letter(text)).await.expect("room");
+    }
+    send(&world, other, letter("d")).await.expect("room");
+    let loader = Loader::start(&world.store);
+    // One session is asked for twice, as by a reader that went away and one that came after it.
+    let read = [(one, 0), (other, 0), (one, 1), (one, 3), (SessionId(Uuid::now_v7()), 0)];
+    let read = join_all(read.map(|(session, cursor)| loader.mail_above(session, cursor))).await;
+    let numbers: Vec<Vec<i64>> = read
+        .into_iter()
+        .map(|news| news.expect("read").0.iter().map(|letter| letter.seq).collect())
+        .collect();
+    assert_eq!(numbers, [vec![1, 2, 3], vec![1], vec![2, 3], vec![], vec![]]);
 }
 
 #[tokio::test]

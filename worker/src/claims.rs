@@ -180,11 +180,14 @@ impl Claimer {
         Ok(self.shared.rotation.left_some() && !self.ready.is_empty())
     }
 
-    /// Keeps what a hint names; returns whether it is for workers at all.
+    /// Keeps what a hint names; returns whether there may be something to claim.
     fn take_hint(&mut self, heard: &Heard) -> bool {
         match heard {
             Heard::Item { channel: Channel::Runs, item } => {
                 match item.parse() {
+                    // Its mail wakes the run that goes on here: the commit that ends it sees what was stored before
+                    // it began, and what was stored later brings a hint of its own.
+                    Ok(session) if self.shared.held.keeps(session) => return false,
                     Ok(session) if self.hinted.contains(&session) => {}
                     // One more than a claim takes says that there are too many to go by.
                     Ok(session) if self.hinted.len() <= CLAIM_BATCH => self.hinted.push(session),

@@ -20,7 +20,7 @@ use holdfast_store::{
     StoreError,
     commit::{Commit, Outcome, RunAfter, end_of_child},
     letters::Letter,
-    load::{self, Loaded},
+    load::Loaded,
 };
 use tokio::time::{Duration, Instant};
 use tracing::{Instrument, Span};
@@ -87,6 +87,8 @@ struct Driver<'a> {
     blobs: Vec<Blob>,
     spawns: Vec<Spawn>,
     dismissed: Vec<SessionId>,
+    /// How far the store knows that mail has been considered.
+    cursor_kept: i64,
     /// Blobs that this run has stored: the prompt and the tools stand in every user turn.
     stored: HashSet<Digest>,
     running: Running,
@@ -114,6 +116,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
     let Loaded { session, owner, parent, inbox, mode, read_at, .. } = loaded;
     let clock = Clock::by(read_at);
     let before = session.status;
+    let cursor_kept = session.cursor;
     let run = Run { mode: mode.unwrap_or(slot.lease.mode), steps: 0, asking: false };
     let mut driver = Driver {
         shared,
@@ -130,6 +133,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         blobs: Vec::new(),
         spawns: Vec::new(),
         dismissed: Vec::new(),
+        cursor_kept,
         stored: HashSet::new(),
         running: Running::default(),
         asking: None,
@@ -216,11 +220,26 @@ impl Driver<'_> {
     }
 
     /// Stores what happened, if anything did; the run goes on.
+    ///
+    /// That letters were read and wait is nothing: the next step says so too, and whoever holds the run before that
+    /// reads them again and finds the same. So those who write to a busy session don't wait for its worker.
     async fn keep(&mut self) -> Result<(), Gone> {
+        if self.only_set_aside() {
+            self.happened.clear();
+        }
         if !self.happened.is_empty() {
             self.store(RunAfter::Keep).await?;
         }
         Ok(())
+    }
+
+    /// Whether nothing happened but that mail was read, and all of it waits. A letter that is done with is something:
+    /// it takes nobody's place in the mailbox any more.
+    fn only_set_aside(&self) -> bool {
+        let session = &self.session;
+        let waiting = session.left.iter().filter(|letter| letter.seq > self.cursor_kept).count();
+        let read = usize::try_from(session.cursor - self.cursor_kept).unwrap_or(usize::MAX);
+        waiting == read && self.happened.iter().all(|event| matches!(event, Event::Folded { .. }))
     }
 
     /// Stores what happened and goes.
@@ -314,6 +333,7 @@ impl Driver<'_> {
             Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
                 self.slot.releasing(released);
                 self.stored.extend(brought);
+                self.cursor_kept = self.session.cursor;
                 self.session.version = version;
                 self.run.mode = mode;
                 if !released && wake_seq > self.session.cursor {
@@ -331,7 +351,7 @@ impl Driver<'_> {
 
     async fn fetch_mail(&mut self) -> Result<(), Gone> {
         loop {
-            match load::mail_above(&self.shared.store, self.session.id, self.session.cursor).await {
+            match self.shared.loader.mail_above(self.session.id, self.session.cursor).await {
                 Ok((mail, mode)) => {
                     self.take_mail(mail, mode);
                     return Ok(());

@@ -113,6 +113,11 @@ impl Held {
         self.lock().iter().map(|(session, entry)| (*session, entry.epoch)).collect()
     }
 
+    /// Whether a session's run is held here, and not about to be released.
+    pub(crate) fn keeps(&self, session: SessionId) -> bool {
+        self.lock().get(&session).is_some_and(|entry| !entry.releasing)
+    }
+
     /// Whether a session's run is held here.
     pub(crate) fn has(&self, session: SessionId) -> bool {
         self.lock().contains_key(&session)

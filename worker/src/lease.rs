@@ -94,6 +94,7 @@ pub(crate) async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
 
 /// Ends a run that can't be driven. If not even that can be stored, the run is put off.
 async fn give_up(shared: &Shared, slot: Slot, why: &str) {
+    slot.releasing(true);
     match commit::fail(&shared.store, slot.lease.session, slot.lease.epoch, why).await {
         Ok(_) => slot.over(),
         Err(error) => {

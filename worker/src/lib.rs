@@ -134,7 +134,7 @@ impl Shared {
         Self {
             id: WorkerId(Uuid::now_v7()),
             committer: Committer::start(store.clone()),
-            loader: Loader::start(store.clone()),
+            loader: Loader::start(&store),
             teller: Teller::start(store.clone()),
             store,
             roster: Roster::new(config.agents),

@@ -14,12 +14,14 @@ use crate::{
 impl Plan<'_> {
     /// Considers the mail above the cursor.
     pub(super) fn fold(&mut self, context: &Context<'_>) -> Result<(), Illegal> {
-        let news: Vec<&Envelope> =
-            context.inbox.iter().filter(|letter| letter.seq > self.session.cursor).collect();
-        let Some(newest) = news.last() else { return Ok(()) };
-        let cursor = newest.seq;
-        let mut left = self.session.left.clone();
-        for letter in news {
+        let before = self.session.cursor;
+        let (mut cursor, mut left) = (before, self.session.left.clone());
+        for letter in context.inbox {
+            // Each is considered once, even if it was read twice.
+            if letter.seq <= cursor {
+                continue;
+            }
+            cursor = letter.seq;
             let waits = match &letter.body {
                 MailBody::UserMessage { .. }
                 | MailBody::AgentMessage { .. }
@@ -41,7 +43,7 @@ impl Plan<'_> {
                 left.push(letter.clone());
             }
         }
-        self.happen(Event::Folded { cursor, left })
+        if cursor == before { Ok(()) } else { self.happen(Event::Folded { cursor, left }) }
     }
 
     /// Settles a call from outside. Returns whether the result has to be told by mail: because the

@@ -75,6 +75,18 @@ fn mail_that_was_considered_is_not_considered_again() {
 }
 
 #[test]
+fn a_letter_that_was_read_twice_at_once_is_told_once() {
+    let mut desk = Desk::with_calls(&["run"]);
+    desk.decide();
+    desk.says("one");
+    desk.repeats();
+    desk.decide();
+    desk.ends(desk.calls()[0], completed("done"));
+    assert_eq!(desk.decide().next, Next::AskModel);
+    assert_eq!(desk.said(), ["one"]);
+}
+
+#[test]
 fn a_question_that_was_not_answered_yet_stays_when_another_comes() {
     let mut desk = Desk::new();
     desk.says("one");

@@ -12,7 +12,6 @@ use holdfast_engine::{
     session::{CallState, Event, Session, Status},
 };
 use holdfast_store::{
-    load,
     plant::{self, Mistake},
     progress::{Entry, News},
 };
@@ -249,7 +248,7 @@ impl Driver<'_> {
 async fn news(shared: &Shared, slot: &Slot, session: &Session, known: i64) -> (Vec<Envelope>, Option<Mode>) {
     slot.woken(known).await;
     loop {
-        match load::mail_above(&shared.store, session.id, session.cursor).await {
+        match shared.loader.mail_above(session.id, session.cursor).await {
             Ok(news) => return news,
             Err(_) => tokio::time::sleep(LOAD_PAUSE).await,
         }
