@@ -14,7 +14,8 @@ use holdfast_engine::{
     ids::{MailId, SessionId},
 };
 use holdfast_store::{
-    accept::{self, Message, NewSession},
+    accept::{self, Message},
+    create::{self, NewSession},
     history,
     idempotency::Done,
     letters::Receipt,
@@ -130,7 +131,7 @@ pub(crate) async fn create(
     let folds = new.run == Mode::None && new.message.is_some();
     let caller = who.caller(key);
     let store = api.store.clone();
-    let done = to_the_end(async move { accept::create(&store, &caller, &new).await }).await?;
+    let done = to_the_end(async move { create::create(&store, &caller, new.clone()).await }).await?;
     let id = match done {
         Done::Now(id) => id,
         Done::Before { resource, .. } => repeated(&resource)?,

@@ -1,8 +1,6 @@
 //! What clients may ask of a session: each command is one transaction that appends mail, asks for a
 //! run and writes the events, or refuses and leaves nothing.
 
-use std::collections::BTreeMap;
-
 use holdfast_engine::{
     content::{Blob, Payload, Query},
     decide::Mode,
@@ -16,14 +14,11 @@ use crate::{
     counters::COUNTERS,
     errors::StoreError,
     idempotency::{self, Done, Key},
-    letters::{
-        Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, Receipt, insert_blobs, intake, lock_own, lock_run,
-        take_in,
-    },
+    letters::{Ask, Letter, Locked, LockedRun, MAILBOX_LIMIT, Receipt, lock_own, lock_run, take_in},
     post, quota,
     retry::against_rivals,
     sql,
-    transaction::{Parameters, Transaction, Writes, parameters},
+    transaction::{Transaction, Writes, parameters},
     waking::Wake,
 };
 
@@ -54,111 +49,8 @@ pub struct Message {
     pub interrupt: bool,
 }
 
-/// A session to create.
-#[derive(Debug, Clone)]
-pub struct NewSession {
-    /// Its id.
-    pub id: SessionId,
-    /// Its owner; empty where clients don't name themselves.
-    pub owner: String,
-    /// Its agent's slug.
-    pub agent: String,
-    /// The session it belongs to.
-    pub parent: Option<SessionId>,
-    /// The call of the parent that it answers.
-    pub parent_call: Option<CallId>,
-    /// Labels, for finding it.
-    pub labels: BTreeMap<String, String>,
-    /// Where it stands among its owner's runs; higher first.
-    pub priority: i16,
-    /// The first message.
-    pub message: Option<Message>,
-    /// How far it runs.
-    pub run: Mode,
-}
-
-/// Creates a session, with its first message and run.
-///
-/// # Errors
-/// [`StoreError::UnknownAgent`]; [`StoreError::UnknownSession`] if the parent isn't the owner's;
-/// [`StoreError::Backlog`] if it is to run and too many of the owner's runs wait.
-pub async fn create(store: &Store, caller: &Caller, new: &NewSession) -> Result<Done<SessionId>, StoreError> {
-    let runs = new.run != Mode::None && new.message.is_some();
-    if runs {
-        admit(store, caller, &new.owner, None).await?;
-    }
-    let done = against_rivals(|| Box::pin(create_once(store, caller, new))).await?;
-    if matches!(done, Done::Now(_)) {
-        store.announce(new.id, new.run != Mode::None || new.message.is_some());
-        if runs {
-            store.backlog.queued(&new.owner);
-        }
-    }
-    Ok(done)
-}
-
-async fn create_once(
-    store: &Store,
-    caller: &Caller,
-    new: &NewSession,
-) -> Result<Done<SessionId>, StoreError> {
-    let tx = Transaction::over(store.client().await?);
-    tx.prepare(&[sql::CURRENT_AGENT, sql::LOCK_SESSION]).await?;
-    let agent: Parameters<'_> = &[&new.agent];
-    let current = tx.query_opt(sql::CURRENT_AGENT, agent);
-    let root = async {
-        match new.parent {
-            Some(parent) => Ok(lock_own(&tx, parent, Some(&new.owner)).await?.root),
-            None => Ok(new.id.0),
-        }
-    };
-    let reads = async { futures::try_join!(current, root) };
-    let resource = new.id.to_string();
-    let begun = idempotency::begin(&tx, caller.key.as_ref(), &resource, reads).await?;
-    let (current, root) = match begun {
-        Done::Now(read) => read,
-        Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
-    };
-    let current = current.ok_or_else(|| StoreError::UnknownAgent(new.agent.clone()))?;
-    let revision: String = current.try_get(0)?;
-    let session = Locked { event_seq: 1, ..Locked::fresh(new.id, &new.owner, root) };
-    let letters: Vec<Letter> = new.message.iter().map(|message| user_letter(message, &new.owner)).collect();
-    let ask = match new.run {
-        _ if letters.is_empty() => Ask::Nothing,
-        // Folding shows the message as the session's first turn although nobody answers it yet.
-        Mode::None => Ask::Fold,
-        mode => Ask::Run(mode),
-    };
-    let intake = intake(&session, None, letters, ask);
-    let mut writes = Writes::default();
-    let labels = serde_json::to_string(&new.labels)?;
-    let (parent, parent_call) = (new.parent.map(|parent| parent.0), new.parent_call.map(|call| call.0));
-    let (owner, agent, status) = (new.owner.as_str(), new.agent.as_str(), intake.status.word());
-    writes.push(
-        sql::INSERT_SESSION,
-        parameters![
-            new.id.0,
-            owner,
-            agent,
-            revision,
-            parent,
-            parent_call,
-            root,
-            status,
-            new.priority,
-            labels,
-            intake.mail_seq,
-            intake.event_seq,
-        ],
-    );
-    intake.begin(&mut writes, new.id, &new.owner, caller.traceparent.as_deref())?;
-    insert_blobs(&mut writes, &new.owner, new.message.as_ref().map_or(&[], |message| &message.blobs));
-    tx.commit(writes).await?;
-    Ok(Done::Now(new.id))
-}
-
 /// Lets a request through that asks for a run; a repeat of one that was carried out always.
-async fn admit(
+pub(crate) async fn admit(
     store: &Store,
     caller: &Caller,
     owner: &str,
@@ -185,7 +77,7 @@ async fn admit(
     Err(refused)
 }
 
-fn user_letter(message: &Message, owner: &str) -> Letter {
+pub(crate) fn user_letter(message: &Message, owner: &str) -> Letter {
     Letter {
         id: message.id,
         from: Sender::User { owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()) },

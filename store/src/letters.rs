@@ -295,25 +295,38 @@ pub(crate) fn intake(
     }
 }
 
-impl Intake {
-    /// Adds to a session that is being inserted what it begins with: its letters, its run, and the events, of which the
-    /// first one says that it was created.
-    pub(crate) fn begin(
-        self,
-        writes: &mut Writes<'_>,
-        session: SessionId,
-        owner: &str,
-        traceparent: Option<&str>,
-    ) -> Result<(), StoreError> {
-        let wakes = self.mode.is_some();
-        let numbered = (self.before + 1..).zip(&self.letters);
-        insert_letters(writes, numbered.map(|(seq, letter)| (session, seq, letter, wakes)))?;
-        wake_runs(writes, self.mode.map(|mode| (session, mode, self.mail_seq, traceparent)));
-        let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
-        let events: Vec<NewEvent> = std::iter::once(created).chain(self.events).collect();
-        insert_events(writes, session, owner, 0, &events);
-        Ok(())
-    }
+/// What a session that is being inserted begins with.
+pub(crate) struct Beginning<'a> {
+    pub(crate) session: SessionId,
+    pub(crate) owner: &'a str,
+    pub(crate) intake: Intake,
+    pub(crate) traceparent: Option<&'a str>,
+}
+
+/// Adds to sessions that are being inserted what they begin with: their letters, their runs, and the events, of which
+/// each one's first says that it was created.
+pub(crate) fn begin<'a>(
+    writes: &mut Writes<'_>,
+    beginnings: impl IntoIterator<Item = &'a Beginning<'a>>,
+) -> Result<(), StoreError> {
+    let beginnings: Vec<&Beginning<'a>> = beginnings.into_iter().collect();
+    let letters = beginnings.iter().flat_map(|new| {
+        let wakes = new.intake.mode.is_some();
+        let numbered = (new.intake.before + 1..).zip(&new.intake.letters);
+        numbered.map(move |(seq, letter)| (new.session, seq, letter, wakes))
+    });
+    insert_letters(writes, letters)?;
+    let woken = beginnings.iter().filter_map(|new| {
+        new.intake.mode.map(|mode| (new.session, mode, new.intake.mail_seq, new.traceparent))
+    });
+    wake_runs(writes, woken);
+    let created = NewEvent { kind: "session.created", ..NewEvent::updated(1, Status::Ready, None, None) };
+    let events = beginnings.iter().flat_map(|new| {
+        let events = std::iter::once(&created).chain(&new.intake.events);
+        (1..).zip(events).map(|(seq, event)| (new.session, seq, new.owner, event.kind, event.body.as_str()))
+    });
+    append_events(writes, events);
+    Ok(())
 }
 
 /// A locked session with what is taken in of letters, one request after another.
@@ -540,15 +553,17 @@ fn append_events<'a>(
     }
 }
 
-/// Stores an owner's blobs that aren't there yet.
-pub(crate) fn insert_blobs<'a>(writes: &mut Writes<'a>, owner: &str, blobs: &'a [Blob]) {
-    if blobs.is_empty() {
-        return;
+/// Stores blobs of owners that aren't there yet.
+pub(crate) fn insert_blobs<'a>(writes: &mut Writes<'a>, blobs: impl Iterator<Item = (&'a str, &'a Blob)>) {
+    let (mut owners, mut digests, mut bodies) = (Vec::new(), Vec::new(), Vec::new());
+    for (owner, blob) in blobs {
+        owners.push(owner);
+        digests.push(blob.digest.0.as_slice());
+        bodies.push(blob.text.as_str());
     }
-    let owners = vec![owner.to_owned(); blobs.len()];
-    let digests: Vec<&[u8]> = blobs.iter().map(|blob| blob.digest.0.as_slice()).collect();
-    let bodies: Vec<&str> = blobs.iter().map(|blob| blob.text.as_str()).collect();
-    writes.push(sql::INSERT_BLOBS, parameters![owners, digests, bodies]);
+    if !owners.is_empty() {
+        writes.push(sql::INSERT_BLOBS, parameters![owners, digests, bodies]);
+    }
 }
 
 /// Text for a plain column: a NUL, which Postgres can't hold there, becomes U+FFFD, and what is

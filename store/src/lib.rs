@@ -14,6 +14,7 @@ pub mod commit;
 pub mod connect;
 pub mod correspond;
 pub mod counters;
+pub mod create;
 pub mod delete;
 pub mod embedded;
 pub mod errors;
@@ -39,6 +40,7 @@ pub mod progress;
 pub mod quota;
 pub mod retire;
 mod retry;
+mod room;
 pub mod sessions;
 pub mod settle;
 pub mod shown;
@@ -59,6 +61,7 @@ use holdfast_engine::ids::SessionId;
 
 use crate::{
     connect::Db,
+    create::Nursery,
     gate::Gate,
     notify::{Channel, Notifier},
     post::Postroom,
@@ -73,13 +76,15 @@ pub struct Store {
     gate: Option<Gate>,
     backlog: Backlog,
     postroom: Postroom,
+    nursery: Nursery,
 }
 
 impl Store {
     /// A store over connections. Without a notifier nothing is announced, and everybody else learns
     /// of changes by their scans.
     pub fn new(db: Db, notifier: Option<Notifier>) -> Self {
-        Self { db, notifier, gate: None, backlog: Backlog::default(), postroom: Postroom::default() }
+        let (postroom, nursery) = (Postroom::default(), Nursery::default());
+        Self { db, notifier, gate: None, backlog: Backlog::default(), postroom, nursery }
     }
 
     /// The same store with a gate at its named points.
@@ -89,9 +94,9 @@ impl Store {
         self
     }
 
-    /// The same store as what takes its letters in has it, which must not keep itself alive.
-    fn without_postroom(&self) -> Self {
-        Self { postroom: Postroom::default(), ..self.clone() }
+    /// The same store as its rooms have it, which must not keep themselves alive.
+    fn without_rooms(&self) -> Self {
+        Self { postroom: Postroom::default(), nursery: Nursery::default(), ..self.clone() }
     }
 
     /// The connections.

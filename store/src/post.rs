@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -15,10 +14,7 @@ use holdfast_engine::{
     session::{Hold, Status},
     waking::Waking,
 };
-use tokio::{
-    sync::{mpsc, oneshot},
-    task::JoinSet,
-};
+use tokio::{sync::mpsc, task::JoinSet};
 use uuid::Uuid;
 
 use crate::{
@@ -30,6 +26,7 @@ use crate::{
         Ask, Letter, Locked, LockedRun, Mailbox, Receipt, insert_blobs, lock_runs, lock_sessions, write,
     },
     retry::against_rivals,
+    room::{self, Room},
     sql,
     transaction::{Transaction, Writes},
     waking::{self, Wake},
@@ -44,12 +41,9 @@ const GROUP_BYTES: usize = 4 * 1024 * 1024;
 /// How long a group waits for rows that others have locked before its letters go their own ways.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Letters that may wait for their group; more wait for their turn to wait.
-const QUEUE: usize = 1024;
-
 /// A letter on its way in.
 #[derive(Debug)]
-struct Request {
+pub(crate) struct Request {
     session: SessionId,
     /// Whose session it has to be.
     owner: Option<String>,
@@ -72,31 +66,10 @@ pub(crate) struct Accepted {
     queued: Option<String>,
 }
 
-/// Takes letters in, in groups; it begins with the first letter, and ends when nobody holds it any more.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Postroom(Arc<OnceLock<mpsc::Sender<Waiting>>>);
+/// Where letters are taken in.
+pub(crate) type Postroom = Room<Request, Accepted>;
 
-#[derive(Debug)]
-struct Waiting {
-    request: Request,
-    answer: oneshot::Sender<Result<Accepted, StoreError>>,
-}
-
-impl Postroom {
-    /// Takes a letter in together with others that come at the same time. Whoever goes away before its group
-    /// begins leaves nothing behind.
-    async fn take(&self, store: &Store, request: Request) -> Result<Accepted, StoreError> {
-        let sender = self.0.get_or_init(|| {
-            let (sender, waiting) = mpsc::channel(QUEUE);
-            tokio::spawn(run(store.without_postroom(), waiting));
-            sender
-        });
-        let (answer, answered) = oneshot::channel();
-        let gone = || StoreError::Unavailable("letters aren't taken in any more".to_owned());
-        sender.send(Waiting { request, answer }).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())?
-    }
-}
+type Waiting = room::Waiting<Request, Accepted>;
 
 /// Delivers a letter, and says what came of it.
 pub(crate) async fn deliver(
@@ -116,7 +89,7 @@ pub(crate) async fn deliver(
         blobs: blobs.to_vec(),
     };
     let accepted = match &caller.key {
-        None => store.postroom.take(store, request).await?,
+        None => store.postroom.ask(request, |arriving| run(store.without_rooms(), arriving)).await?,
         Some(key) => match against_rivals(|| keyed(store, &request, key)).await? {
             Done::Now(accepted) => accepted,
             Done::Before { code, resource } => return Ok(Done::Before { code, resource }),
@@ -351,12 +324,14 @@ async fn take_in(
         return Ok(Done::Now(taken));
     }
     write(&mut writes, tray.mailboxes.values())?;
-    for (request, accepted) in requests.iter().zip(&taken) {
-        let own = tray.mailboxes.get(&request.session);
-        if let (Ok(Accepted { receipt: Receipt { duplicate: false, .. }, .. }), Some(own)) = (accepted, own) {
-            insert_blobs(&mut writes, &own.session.owner, &request.blobs);
-        }
-    }
+    let new = requests.iter().zip(&taken).filter(|(_, accepted)| {
+        matches!(accepted, Ok(Accepted { receipt: Receipt { duplicate: false, .. }, .. }))
+    });
+    let blobs = new.flat_map(|(request, _)| {
+        let owner = tray.mailboxes.get(&request.session).map(|own| own.session.owner.as_str());
+        owner.into_iter().flat_map(|owner| request.blobs.iter().map(move |blob| (owner, blob)))
+    });
+    insert_blobs(&mut writes, blobs);
     tx.commit(writes).await?;
     Ok(Done::Now(taken))
 }

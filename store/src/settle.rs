@@ -161,7 +161,7 @@ async fn complete_once(
     close(&mut writes, token, state, Some(digest).filter(|_| *report != Report::Approval));
     let ask = if resume { Ask::GoOn } else { Ask::Fold };
     take_in(&mut writes, &session, run.as_ref(), vec![letter], ask, caller.traceparent.as_deref())?;
-    insert_blobs(&mut writes, &session.owner, blob.as_slice());
+    insert_blobs(&mut writes, blob.iter().map(|blob| (session.owner.as_str(), blob)));
     tx.commit(writes).await?;
     Ok(Completion::Done(Done::Now(id)))
 }
@@ -244,7 +244,7 @@ async fn expire_once(store: &Store, token: Token, id: SessionId) -> Result<bool,
     close(&mut writes, token, "expired", None);
     let letters = vec![result_letter(call, settled)];
     take_in(&mut writes, &session, run.as_ref(), letters, Ask::GoOn, None)?;
-    insert_blobs(&mut writes, &session.owner, blob.as_slice());
+    insert_blobs(&mut writes, blob.iter().map(|blob| (session.owner.as_str(), blob)));
     tx.commit(writes).await?;
     COUNTERS.continuations_expired.add(1);
     Ok(true)

@@ -9,7 +9,7 @@ use holdfast_engine::{
 use crate::{
     commit::Commit,
     errors::StoreError,
-    letters::{Ask, Letter, Locked, intake},
+    letters::{Ask, Beginning, Letter, Locked, begin, intake},
     sql,
     transaction::{Writes, parameters},
 };
@@ -42,5 +42,6 @@ pub(crate) fn spawn(
             intake.event_seq,
         ],
     );
-    intake.begin(writes, new.id, &parent.owner, work.traceparent.as_deref())
+    let (session, owner, traceparent) = (new.id, parent.owner.as_str(), work.traceparent.as_deref());
+    begin(writes, &[Beginning { session, owner, intake, traceparent }])
 }

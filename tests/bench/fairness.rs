@@ -18,7 +18,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use holdfast_engine::decide::Mode;
 use holdfast_store::{
     Store,
-    accept::{self, Caller, NewSession},
+    accept::Caller,
+    create::{self, NewSession},
 };
 use holdfast_tests::store::{message, new_session, record};
 
@@ -134,7 +135,7 @@ async fn queue(store: &Store, owners: impl Iterator<Item = String>) -> Result<()
             ..new_session(Some(message(&owner)), Mode::UntilBlocked)
         };
         let caller = Caller { owner: Some(owner), traceparent: None, key: None };
-        Box::pin(accept::create(store, &caller, &new)).await?;
+        Box::pin(create::create(store, &caller, new.clone())).await?;
         Ok(())
     });
     stream::iter(creating).buffer_unordered(CLIENTS).try_collect().await

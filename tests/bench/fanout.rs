@@ -24,7 +24,7 @@ use holdfast_engine::{
     mail::{MailBody, Priority, Sender},
 };
 use holdfast_store::{
-    Store, accept,
+    Store, accept, create,
     letters::{Ask, Letter},
 };
 use holdfast_tests::{
@@ -115,11 +115,11 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
 }
 
 async fn create(store: &Store) -> Result<SessionId> {
-    let new = accept::NewSession {
+    let new = create::NewSession {
         owner: String::new(),
         ..new_session(Some(message("go on")), Mode::UntilBlocked)
     };
-    Box::pin(accept::create(store, &caller(), &new)).await?;
+    Box::pin(create::create(store, &caller(), new.clone())).await?;
     Ok(new.id)
 }
 

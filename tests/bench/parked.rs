@@ -23,8 +23,9 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store,
-    accept::{self, Caller},
+    accept::Caller,
     claim::{self, Lease, Rotation},
+    create,
     listen::{Listener, Subscription},
     notify::Channel,
     settle::{self, Report},
@@ -214,8 +215,8 @@ impl Hand {
         Ok(times)
     }
 
-    async fn created(&mut self, new: &accept::NewSession) -> Result<(Instant, Lease)> {
-        Box::pin(accept::create(&self.store, &caller(&new.owner), new)).await?;
+    async fn created(&mut self, new: &create::NewSession) -> Result<(Instant, Lease)> {
+        Box::pin(create::create(&self.store, &caller(&new.owner), new.clone())).await?;
         Ok((Instant::now(), self.lease().await?))
     }
 

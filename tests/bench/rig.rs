@@ -18,8 +18,9 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store,
-    accept::{self, Caller, Message, NewSession},
+    accept::{Caller, Message},
     connect::{self, ConnectOptions},
+    create::{self, NewSession},
     embedded::{Cluster, EmbeddedOptions},
     listen::Listener,
     migrate,
@@ -167,7 +168,7 @@ pub(crate) async fn create(store: &Store) -> Result<SessionId> {
         run: Mode::UntilBlocked,
     };
     let caller = Caller { owner: Some(String::new()), traceparent: None, key: None };
-    Box::pin(accept::create(store, &caller, &new)).await?;
+    Box::pin(create::create(store, &caller, new.clone())).await?;
     Ok(id)
 }
 

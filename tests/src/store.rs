@@ -11,9 +11,10 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store, StoreError,
-    accept::{self, Caller, Message, NewSession},
+    accept::{self, Caller, Message},
     agents::{self, Record},
     connect::{ConnectOptions, connect},
+    create::{self, NewSession},
     gate::Gate,
     idempotency::{Done, Key},
     letters::Receipt,
@@ -145,7 +146,7 @@ impl World {
     /// If the store refuses.
     pub async fn created(&self, message: Option<Message>, run: Mode) -> SessionId {
         let new = new_session(message, run);
-        accept::create(&self.store, &caller(), &new).await.expect("a session");
+        create::create(&self.store, &caller(), new.clone()).await.expect("a session");
         new.id
     }
 
@@ -159,7 +160,7 @@ impl World {
             parent_call: Some(call),
             ..new_session(Some(message(text)), Mode::UntilBlocked)
         };
-        accept::create(&self.store, &caller(), &new).await.expect("a child");
+        create::create(&self.store, &caller(), new.clone()).await.expect("a child");
         new.id
     }
 

@@ -4,9 +4,10 @@
 use chrono::{TimeDelta, Utc};
 use holdfast_engine::decide::{Mode, Next};
 use holdfast_store::{
-    accept,
+    accept::Caller,
     claim::{self, Rotation},
     commit::RunAfter,
+    create,
     delete::delete,
     passes,
     quota::{self, Limits},
@@ -25,8 +26,8 @@ async fn queued(world: &World, owner: &str, count: usize) {
     for _ in 0..count {
         let mut new = new_session(Some(message("the secret question")), Mode::UntilBlocked);
         new.owner = owner.to_owned();
-        let caller = accept::Caller { owner: Some(owner.to_owned()), ..caller() };
-        accept::create(&world.store, &caller, &new).await.expect("a session");
+        let caller = Caller { owner: Some(owner.to_owned()), ..caller() };
+        create::create(&world.store, &caller, new.clone()).await.expect("a session");
     }
 }
 

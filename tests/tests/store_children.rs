@@ -15,7 +15,7 @@ use holdfast_engine::{
 use holdfast_store::{
     StoreError,
     accept::{self, Caller},
-    commit, delete, history,
+    commit, create, delete, history,
     letters::{Ask, Letter},
     settle::{self, Report},
     waking::Wake,
@@ -48,7 +48,7 @@ async fn parked(world: &World) -> (SessionId, CallId) {
 
 async fn parked_by(world: &World, caller: &Caller) -> (SessionId, CallId) {
     let new = new_session(Some(message("delegate")), Mode::UntilBlocked);
-    accept::create(&world.store, caller, &new).await.expect("a session");
+    create::create(&world.store, caller, new.clone()).await.expect("a session");
     let id = new.id;
     let mut parent = hold(world).await;
     assert_eq!(parent.decide(), Next::AskModel);

@@ -18,6 +18,7 @@ use holdfast_store::{
     StoreError, accept,
     commit::{Outcome, RunAfter},
     correspond::{self, Address, Correspondence, SendError, Sent},
+    create,
     delete::delete,
     history,
     idempotency::Done,
@@ -34,8 +35,8 @@ use uuid::Uuid;
 
 /// A session below `parent`, or on its own, that nothing has happened in.
 async fn below(world: &World, parent: Option<SessionId>) -> SessionId {
-    let new = accept::NewSession { parent, ..new_session(None, Mode::None) };
-    accept::create(&world.store, &caller(), &new).await.expect("a session");
+    let new = create::NewSession { parent, ..new_session(None, Mode::None) };
+    create::create(&world.store, &caller(), new.clone()).await.expect("a session");
     new.id
 }
 
@@ -216,12 +217,12 @@ async fn sessions_are_named_by_what_models_see_of_them() {
     // A sister whose id ends as the sibling's does.
     let mut bytes = *family.sibling.0.as_bytes();
     bytes[0] ^= 1;
-    let twin = accept::NewSession {
+    let twin = create::NewSession {
         id: SessionId(Uuid::from_bytes(bytes)),
         parent: Some(family.middle),
         ..new_session(None, Mode::None)
     };
-    accept::create(&world.store, &caller(), &twin).await.expect("a session");
+    create::create(&world.store, &caller(), twin.clone()).await.expect("a session");
     let unclear = to(short(family.sibling), Scope::All).await.expect_err("two of them");
     assert_eq!((unclear.code(), unclear.to_string().contains(&end(twin.id))), ("ambiguous_recipient", true));
     let named = to(Address::Session(family.sibling), Scope::All).await.expect("named by its whole id");
@@ -241,9 +242,9 @@ async fn what_cannot_be_delivered_is_refused_with_its_reason_and_leaves_nothing(
     );
     let long = Correspondence { text: "x".repeat(correspond::TEXT_LIMIT + 1), ..to(family.top) };
     assert_eq!(write(&world, &long).await.expect_err("too long").code(), "text_too_long");
-    let foreign = accept::NewSession { owner: "bob".to_owned(), ..new_session(None, Mode::None) };
+    let foreign = create::NewSession { owner: "bob".to_owned(), ..new_session(None, Mode::None) };
     let bob = accept::Caller { owner: Some("bob".to_owned()), ..caller() };
-    accept::create(&world.store, &bob, &foreign).await.expect("a session");
+    create::create(&world.store, &bob, foreign.clone()).await.expect("a session");
     delete(&world.store, &caller(), family.peer, false).await.expect("deleted");
     for unknown in [foreign.id, family.peer, SessionId(Uuid::now_v7())] {
         let refused = write(&world, &to(unknown)).await;

@@ -9,7 +9,7 @@ use holdfast_engine::{
     session::Status,
 };
 use holdfast_store::{
-    accept,
+    accept, create,
     delete::delete,
     introspect::{self, IntrospectError, RESULTS_MAX, Reader},
 };
@@ -28,8 +28,8 @@ const SCOPES: [IntrospectionScope; 4] = [
 ];
 
 async fn below(world: &World, parent: Option<SessionId>) -> SessionId {
-    let new = accept::NewSession { parent, ..new_session(None, Mode::None) };
-    accept::create(&world.store, &caller(), &new).await.expect("a session");
+    let new = create::NewSession { parent, ..new_session(None, Mode::None) };
+    create::create(&world.store, &caller(), new.clone()).await.expect("a session");
     new.id
 }
 
@@ -49,9 +49,9 @@ impl Family {
         let child = below(world, Some(own)).await;
         let sister = below(world, Some(parent)).await;
         let peer = below(world, None).await;
-        let foreign = accept::NewSession { owner: "bob".to_owned(), ..new_session(None, Mode::None) };
+        let foreign = create::NewSession { owner: "bob".to_owned(), ..new_session(None, Mode::None) };
         let bob = accept::Caller { owner: Some("bob".to_owned()), ..caller() };
-        accept::create(&world.store, &bob, &foreign).await.expect("a session");
+        create::create(&world.store, &bob, foreign.clone()).await.expect("a session");
         Self { parent, own, child, sister, peer }
     }
 

@@ -1,8 +1,10 @@
-//! Letters that come at once share a transaction, and each has an answer of its own.
+//! Letters that come at once share a transaction, as new sessions do, and each has an answer of its own.
 #![expect(clippy::expect_used, reason = "a test")]
 
 use futures::future::join_all;
 use holdfast_engine::{
+    content::{Payload, Query},
+    decide::Mode,
     ids::{MailId, SessionId},
     mail::{MailBody, Priority, Sender},
     waking::WakeClass,
@@ -10,12 +12,13 @@ use holdfast_engine::{
 use holdfast_store::{
     StoreError,
     accept::{self, Caller},
+    create::{self, NewSession},
     idempotency::Done,
     letters::{Letter, MAILBOX_LIMIT, Receipt},
     loader::Loader,
     post::MAX_GROUP,
 };
-use holdfast_tests::store::{OWNER, World, caller};
+use holdfast_tests::store::{OWNER, World, caller, message, new_session};
 use tokio::time::{Duration, timeout};
 use uuid::Uuid;
 
@@ -142,4 +145,74 @@ async fn a_session_that_somebody_has_locked_keeps_only_its_own_letters_waiting()
     assert_eq!(numbers, (1..=20).collect::<Vec<i64>>());
     // It is among the others again.
     assert_eq!(send(&world, locked, letter("and one more")).await.expect("room").seq, 21);
+}
+
+async fn create(world: &World, new: &NewSession) -> Result<Done<SessionId>, StoreError> {
+    create::create(&world.store, &caller(), new.clone()).await
+}
+
+#[tokio::test]
+async fn sessions_that_come_at_once_share_a_transaction() {
+    let world = World::new().await;
+    let long = Query { text: "x".repeat(100_000), media: Vec::new() };
+    let news: Vec<NewSession> = (0..100)
+        .map(|n: usize| {
+            let (mut said, run) = (message(&format!("message {n}")), Mode::UntilBlocked);
+            if n.is_multiple_of(10) {
+                // All of them bring the same blob.
+                let (query, blob) = Payload::pack(long.clone());
+                (said.query, said.blobs) = (query, blob.into_iter().collect());
+            }
+            match n % 4 {
+                0 => new_session(Some(said), run),
+                1 => new_session(Some(said), Mode::None),
+                2 => new_session(None, run),
+                _ => NewSession { agent: "nobody".to_owned(), ..new_session(Some(said), run) },
+            }
+        })
+        .collect();
+    let made = join_all(news.iter().map(|new| create(&world, new))).await;
+    for (n, (new, made)) in news.iter().zip(&made).enumerate() {
+        let row = format!("SELECT count(*) FROM sessions WHERE id = '{}'", new.id);
+        if n % 4 == 3 {
+            assert!(matches!(made, Err(StoreError::UnknownAgent(_))), "{made:?}");
+            assert_eq!(world.count(&row).await, 0);
+            continue;
+        }
+        assert!(matches!(made, Ok(Done::Now(id)) if *id == new.id), "{made:?}");
+        let session = world.row(new.id).await;
+        let status = if n % 4 == 0 { "running" } else { "ready" };
+        assert_eq!((session.status.as_str(), session.turns), (status, 0), "{n}");
+        let of = |table: &str| format!("SELECT count(*) FROM {table} WHERE session_id = '{}'", new.id);
+        let said = i64::from(n % 4 != 2);
+        assert_eq!(world.count(&of("mail")).await, said);
+        assert_eq!(world.count(&of("runs")).await, said, "to run, or to fold");
+        let events = format!(
+            "SELECT event_seq - (SELECT max(seq) FROM events WHERE session_id = s.id) FROM sessions s WHERE id = '{}'",
+            new.id
+        );
+        assert_eq!(world.count(&events).await, 0, "events are numbered without a gap");
+        let first = format!(
+            "SELECT count(*) FROM events WHERE session_id = '{}' AND seq = 1 AND kind = 'session.created'",
+            new.id
+        );
+        assert_eq!(world.count(&first).await, 1);
+    }
+    assert_eq!(world.count("SELECT count(*) FROM blobs WHERE length(body) > 100000").await, 1);
+    let transactions = world.count("SELECT count(DISTINCT xmin::text) FROM sessions").await;
+    assert!((2..40).contains(&transactions), "{transactions} transactions for 75 sessions");
+}
+
+#[tokio::test]
+async fn a_session_that_is_there_already_fails_alone() {
+    let world = World::new().await;
+    let there = new_session(Some(message("there")), Mode::UntilBlocked);
+    create(&world, &there).await.expect("a session");
+    let others: Vec<NewSession> =
+        (0..20).map(|n| new_session(Some(message(&format!("{n}"))), Mode::UntilBlocked)).collect();
+    let all = others.iter().chain([&there]);
+    let made = join_all(all.map(|new| create(&world, new))).await;
+    assert!(made[..20].iter().all(Result::is_ok), "{made:?}");
+    assert!(made[20].is_err());
+    assert_eq!(world.count("SELECT count(*) FROM sessions").await, 21);
 }

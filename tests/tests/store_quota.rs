@@ -7,6 +7,7 @@ use holdfast_engine::decide::Mode;
 use holdfast_store::{
     StoreError, accept,
     claim::{self, Lease, Rotation},
+    create,
     idempotency::Done,
     letters::Receipt,
     quota::{self, Limits},
@@ -121,10 +122,10 @@ async fn a_full_queue_refuses_new_runs_and_nothing_that_was_promised() {
     let first = message("one");
     accept::post(&world.store, &caller(), session, &first, Mode::UntilBlocked).await.expect("room");
     let two = new_session(Some(message("two")), Mode::UntilBlocked);
-    accept::create(&world.store, &caller_with_key("k", "create"), &two).await.expect("room");
+    create::create(&world.store, &caller_with_key("k", "create"), two.clone()).await.expect("room");
     let create = |run| async move {
         let new = new_session(Some(message("three")), run);
-        accept::create(&world.store, &caller(), &new).await.map(|_| ())
+        create::create(&world.store, &caller(), new.clone()).await.map(|_| ())
     };
     let refused = |result: Result<(), StoreError>| {
         assert!(matches!(result, Err(StoreError::Backlog { limit: 2 })), "{result:?}");
@@ -139,7 +140,7 @@ async fn a_full_queue_refuses_new_runs_and_nothing_that_was_promised() {
     assert!(matches!(again, Done::Now(Receipt { duplicate: true, .. })), "{again:?}");
     let keyed = caller_with_key("k", "create");
     let again =
-        accept::create(&world.store, &keyed, &new_session(Some(message("two")), Mode::UntilBlocked)).await;
+        create::create(&world.store, &keyed, new_session(Some(message("two")), Mode::UntilBlocked)).await;
     assert!(matches!(again, Ok(Done::Before { code: 201, .. })), "{again:?}");
     // What asks for no run, and what completes a call, is accepted.
     create(Mode::None).await.expect("no run is asked for");

@@ -14,6 +14,7 @@ use holdfast_engine::{
 use holdfast_store::{
     Store, StoreError,
     accept::{self, Caller},
+    create,
     delete::delete,
     idempotency::Done,
     letters::{Ask, Letter, MAILBOX_LIMIT},
@@ -170,7 +171,7 @@ async fn many_creates_with_one_key_make_one_session() {
         tokio::spawn(async move {
             // Each request would make a session of its own.
             let new = new_session(Some(message("hello")), Mode::UntilBlocked);
-            accept::create(&store, &caller_with_key("k", "create"), &new).await
+            create::create(&store, &caller_with_key("k", "create"), new.clone()).await
         })
     });
     let crowd: Vec<_> = crowd.collect();
@@ -190,13 +191,13 @@ async fn many_creates_with_one_key_make_one_session() {
     assert_eq!(world.count("SELECT count(*) FROM runs").await, 1);
 
     let other =
-        accept::create(&world.store, &caller_with_key("k", "another body"), &new_session(None, Mode::None))
+        create::create(&world.store, &caller_with_key("k", "another body"), new_session(None, Mode::None))
             .await;
     assert!(matches!(other, Err(StoreError::IdempotencyMismatch)), "{other:?}");
     // A key is its principal's own, and a refused request leaves none behind.
-    let unknown = accept::NewSession { agent: "nobody".to_owned(), ..new_session(None, Mode::None) };
+    let unknown = create::NewSession { agent: "nobody".to_owned(), ..new_session(None, Mode::None) };
     for _ in 0..2 {
-        let refused = accept::create(&world.store, &caller_with_key("k2", "unknown"), &unknown).await;
+        let refused = create::create(&world.store, &caller_with_key("k2", "unknown"), unknown.clone()).await;
         assert!(matches!(refused, Err(StoreError::UnknownAgent(_))), "{refused:?}");
     }
     assert_eq!(world.count("SELECT count(*) FROM idempotency_keys").await, 1);
@@ -209,7 +210,7 @@ async fn many_rival_requests_with_one_key_have_one_winner() {
         let store = world.store.clone();
         tokio::spawn(async move {
             let new = new_session(None, Mode::None);
-            accept::create(&store, &caller_with_key("k", &format!("body {number}")), &new).await
+            create::create(&store, &caller_with_key("k", &format!("body {number}")), new).await
         })
     });
     let crowd: Vec<_> = crowd.collect();

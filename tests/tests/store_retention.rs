@@ -2,7 +2,7 @@
 
 use holdfast_engine::{decide::Mode, ids::SessionId};
 use holdfast_store::{
-    accept,
+    accept, create,
     delete::delete,
     retire::{Terms, forget_archives, purge_deleted, retire},
 };
@@ -127,7 +127,7 @@ impl NewChild {
     async fn spawn(&self, world: &World) {
         let mut new = new_session(Some(message(self.text)), Mode::UntilBlocked);
         new.parent = Some(self.parent);
-        accept::create(&world.store, &caller(), &new).await.expect("a child");
+        create::create(&world.store, &caller(), new.clone()).await.expect("a child");
     }
 }
 

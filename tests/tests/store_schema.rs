@@ -7,7 +7,7 @@ use chrono::{TimeDelta, Utc};
 use futures::future::join_all;
 use holdfast_engine::{decide::Mode, ids::SessionId};
 use holdfast_store::{
-    accept, delete::delete, migrate, passes, retire::purge_deleted, settle::expire_overdue, sql,
+    create, delete::delete, migrate, passes, retire::purge_deleted, settle::expire_overdue, sql,
 };
 use holdfast_tests::{
     cluster::{empty_database, migration_files},
@@ -483,7 +483,7 @@ async fn keys_and_workers_are_forgotten_with_age_and_in_bounds() {
     let world = World::new().await;
     for number in 0..5 {
         let caller = caller_with_key(&format!("k{number}"), "create");
-        accept::create(&world.store, &caller, &new_session(None, Mode::None)).await.expect("a session");
+        create::create(&world.store, &caller, new_session(None, Mode::None)).await.expect("a session");
     }
     let sql = world.sql().await;
     assert_eq!(passes::forget_keys(&world.store, 10).await.expect("a pass"), 0);
@@ -500,7 +500,7 @@ async fn keys_and_workers_are_forgotten_with_age_and_in_bounds() {
         .await
         .expect("aged");
     let fresh = new_session(None, Mode::None);
-    let again = accept::create(&world.store, &caller_with_key("k4", "another body"), &fresh).await;
+    let again = create::create(&world.store, &caller_with_key("k4", "another body"), fresh.clone()).await;
     assert!(matches!(again, Ok(holdfast_store::idempotency::Done::Now(id)) if id == fresh.id), "{again:?}");
 
     for _ in 0..2 {

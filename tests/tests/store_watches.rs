@@ -13,8 +13,8 @@ use holdfast_engine::{
     waking::WakeClass,
 };
 use holdfast_store::{
-    accept,
     correspond::{self, Address, Correspondence},
+    create,
     delete::delete,
     history,
     letters::MAILBOX_LIMIT,
@@ -29,8 +29,8 @@ use serde_json::json;
 use uuid::Uuid;
 
 async fn child(world: &World, parent: SessionId) -> SessionId {
-    let new = accept::NewSession { parent: Some(parent), ..new_session(None, Mode::None) };
-    accept::create(&world.store, &caller(), &new).await.expect("a child");
+    let new = create::NewSession { parent: Some(parent), ..new_session(None, Mode::None) };
+    create::create(&world.store, &caller(), new.clone()).await.expect("a child");
     new.id
 }
 

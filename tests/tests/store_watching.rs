@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use holdfast_engine::decide::Mode;
 use holdfast_store::{
-    StoreError, accept,
+    StoreError,
     cluster::{self, Class, Due},
     counters::{self, ErrorKind},
+    create,
     quota::{self, Limits},
     sessions, settle, workers,
 };
@@ -108,7 +109,7 @@ async fn what_is_refused_written_and_failed_is_counted_once() {
 
     quota::set(&world.store, "alice", Limits { max_queued: Some(0), ..NONE }).await.expect("set");
     let new = new_session(Some(message("x")), Mode::UntilBlocked);
-    let refused = accept::create(&world.store, &caller(), &new).await;
+    let refused = create::create(&world.store, &caller(), new.clone()).await;
     assert!(matches!(refused, Err(StoreError::Backlog { .. })), "{refused:?}");
     let after = counters::snapshot();
     assert_eq!(after.refused_backlog - before.refused_backlog, 1);

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use futures::future::join_all;
 use holdfast_engine::{decide::Mode, ids::SessionId};
 use holdfast_store::{
-    accept::{self, NewSession},
+    create::{self, NewSession},
     delete::delete,
     feed,
     retire::purge_deleted,
@@ -264,7 +264,7 @@ async fn an_agents_endpoint_is_sent_its_own_sessions_and_the_kinds_that_it_asks_
     assert_eq!((one.session_id, one.kind.as_str()), (session.0, "run.stopped"));
     let new =
         NewSession { agent: "other".to_owned(), ..new_session(Some(message("go")), Mode::UntilBlocked) };
-    accept::create(&world.store, &caller(), &new).await.expect("a session");
+    create::create(&world.store, &caller(), new.clone()).await.expect("a session");
     let write = "INSERT INTO events (session_id, seq, owner, kind, body) VALUES ($1, 99, 'alice', 'run.stopped', '{}')";
     world.sql().await.execute(write, &[&new.id.0]).await.expect("an event");
     assert_eq!(queue(&world, &others.name).await, 1);

@@ -18,8 +18,9 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     Store,
-    accept::{self, Caller, Message, NewSession},
+    accept::{Caller, Message},
     connect::{self, ConnectOptions},
+    create::{self, NewSession},
     embedded::{Cluster, EmbeddedOptions},
     history,
     listen::{Heard, Listener, Subscription},
@@ -221,7 +222,7 @@ async fn three_calls_become_one_answer() {
             }),
             run: Mode::UntilBlocked,
         };
-        accept::create(&store, &caller, &new).await.unwrap();
+        create::create(&store, &caller, new.clone()).await.unwrap();
         wait_for(&store, id, "waiting_external").await;
         let pending = history::pending(&store, id).await.unwrap();
         assert_eq!(

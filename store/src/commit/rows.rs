@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use holdfast_engine::{
-    content::{Blob, Usage},
+    content::Usage,
     ids::CallId,
     session::{CallState, Event, Terms, TrackedCall},
     turn::{TURN_FORMAT, Turn, TurnBody},
@@ -13,7 +13,7 @@ use super::{Commit, DETAIL_LIMIT, Member, RunAfter};
 use crate::{
     accept::cancel_continuations,
     errors::StoreError,
-    letters::{NewEvent, plain},
+    letters::{NewEvent, insert_blobs, plain},
     spawn::spawn,
     sql,
     transaction::{Writes, parameters},
@@ -30,7 +30,9 @@ pub(super) fn write<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> R
     insert_events(writes, members);
     open_tokens(writes, members)?;
     close_tokens(writes, members);
-    insert_blobs(writes, members);
+    let blobs_of =
+        |member: &'a Member<'a>| member.work.blobs.iter().map(|blob| (member.before.owner.as_str(), blob));
+    insert_blobs(writes, members.iter().flat_map(blobs_of));
     spawn_sessions(writes, members)
 }
 
@@ -322,25 +324,6 @@ fn park_runs<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
             );
         }
     }
-}
-
-/// Stores the members' blobs that aren't there yet.
-fn insert_blobs<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) {
-    let blobs: Vec<(&str, &Blob)> = members
-        .iter()
-        .flat_map(|member| member.work.blobs.iter().map(|blob| (member.before.owner.as_str(), blob)))
-        .collect();
-    if blobs.is_empty() {
-        return;
-    }
-    writes.push(
-        sql::INSERT_BLOBS,
-        parameters![
-            column(&blobs, |(owner, _)| *owner),
-            column(&blobs, |(_, blob)| blob.digest.0.as_slice()),
-            column(&blobs, |(_, blob)| blob.text.as_str()),
-        ],
-    );
 }
 
 /// Starts the members' child sessions.

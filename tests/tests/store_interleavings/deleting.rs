@@ -8,6 +8,7 @@ use holdfast_engine::{
 use holdfast_store::{
     StoreError, accept,
     commit::{Outcome, RunAfter},
+    create,
     delete::{Plan, delete},
     idempotency::Done,
     load,
@@ -156,11 +157,11 @@ fn spawn(
 ) -> impl Future<Output = Result<Done<SessionId>, StoreError>> + Send + 'static {
     let store = world.store.clone();
     async move {
-        let new = holdfast_store::accept::NewSession {
+        let new = holdfast_store::create::NewSession {
             parent: Some(parent),
             ..new_session(Some(message("work")), Mode::UntilBlocked)
         };
-        accept::create(&store, &caller(), &new).await
+        create::create(&store, &caller(), new.clone()).await
     }
 }
 

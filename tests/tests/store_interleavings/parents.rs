@@ -9,8 +9,9 @@ use holdfast_engine::{
     session::Status,
 };
 use holdfast_store::{
-    accept, claim,
+    claim,
     commit::{Outcome, RunAfter},
+    create,
 };
 use holdfast_tests::{
     gates::{PATIENCE, Stopper, until_queued},
@@ -172,7 +173,7 @@ async fn a_heartbeat_that_meets_a_commit_crosswise_loses_no_lease() {
         new_session(Some(message("two")), Mode::UntilBlocked),
     );
     for new in [&second, &first] {
-        accept::create(&world.store, &caller(), new).await.expect("a session");
+        create::create(&world.store, &caller(), new.clone()).await.expect("a session");
     }
     let mut held: Vec<_> =
         Holder::claim_all(&world.store, &world.agent).await.iter().map(Holder::held).collect();
@@ -207,7 +208,7 @@ async fn a_release_that_meets_a_commit_crosswise_releases_in_the_end() {
         new_session(Some(message("two")), Mode::UntilBlocked),
     );
     for new in [&second, &first] {
-        accept::create(&world.store, &caller(), new).await.expect("a session");
+        create::create(&world.store, &caller(), new.clone()).await.expect("a session");
     }
     for backwards in [false, true] {
         let mut held: Vec<_> =

@@ -1,1 +1,0 @@
-SELECT revision FROM agents WHERE slug = $1 AND current
