@@ -86,6 +86,7 @@ fn shown(one: &LoadedAgent, tool: &ToolSpec, how: ToolDisplay) -> Value {
                 "disposition": applied.disposition,
                 "decided_by": applied.decided_by,
                 "idempotent": applied.idempotent,
+                "read_only": applied.read_only,
                 "deadline_seconds": applied.deadline_seconds,
             })
         }

@@ -106,6 +106,9 @@ pub struct Start {
     pub arguments: String,
     /// Whether the tool may run again for the same call.
     pub idempotent: bool,
+    /// Whether the call has no effect but its result: it may begin before it is stored that it does. If it is never
+    /// stored, nothing has happened.
+    pub only_reads: bool,
     /// Seconds after which it is ended.
     pub timeout_seconds: Option<u64>,
     /// How it is handled, and what is wrapped around it.
@@ -413,6 +416,7 @@ impl Plan<'_> {
                 name: call.name.clone(),
                 arguments: call.arguments.clone(),
                 idempotent: call.policy.idempotent,
+                only_reads: call.policy.read_only && call.disposition().is_silent(),
                 timeout_seconds: timeout_seconds(context.agent, call),
                 disposition: call.disposition().clone(),
                 attempt: call.attempt + 1,

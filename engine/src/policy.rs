@@ -49,6 +49,8 @@ pub struct Applied {
     pub decided_by: String,
     /// Whether the tool may run again for the same call.
     pub idempotent: bool,
+    /// Whether the tool only reads. It isn't stored with the call.
+    pub read_only: bool,
     /// Seconds after which an open deferred call expires.
     pub deadline_seconds: Option<u64>,
     /// What an expired call is answered with; it fails without.
@@ -67,6 +69,7 @@ struct Rule {
     tool: Pattern,
     base: Base,
     idempotent: bool,
+    read_only: bool,
     deadline_seconds: Option<u64>,
     on_deadline: Option<ToolResult>,
 }
@@ -128,7 +131,8 @@ impl Policy {
             Ok(Rule {
                 tool: Pattern::new(&rule.tool, &place)?,
                 base: Base::new(&rule.disposition, &place)?,
-                idempotent: rule.idempotent,
+                idempotent: rule.may_repeat(),
+                read_only: rule.read_only,
                 deadline_seconds: rule.deadline_seconds,
                 on_deadline: rule.on_deadline.answer().cloned(),
             })
@@ -191,6 +195,7 @@ impl Policy {
             disposition: gated(inner, approvals, arguments),
             decided_by: found.map_or_else(|| "default".to_owned(), |(index, _)| format!("rule:{index}")),
             idempotent,
+            read_only: found.is_some_and(|(_, rule)| rule.read_only),
             deadline_seconds: found.and_then(|(_, rule)| rule.deadline_seconds),
             on_deadline: found.and_then(|(_, rule)| rule.on_deadline.clone()),
         }

@@ -3,6 +3,7 @@
 //! A commit is a value, handed to [`commit`]. It names the version that its step read, the epoch
 //! that its worker holds and an id of its own. It stores everything or nothing.
 
+mod events;
 mod rows;
 
 use std::{collections::HashMap, time::Duration};
@@ -14,7 +15,6 @@ use holdfast_engine::{
     ids::{CallId, MailId, SessionId},
     mail::{Control, MailBody, Priority, Sender, Settled},
     session::{Event, Hold, Session, Status},
-    waits::Waits,
 };
 use serde_json::json;
 use uuid::Uuid;
@@ -279,7 +279,7 @@ fn fence<'a>(
     let released = work.run != RunAfter::Keep && !overtaken;
     let (status, detail) = status_after(work, before, run, released);
     let detail = detail.map(|detail| plain(detail, DETAIL_LIMIT));
-    let events = events(work, status, detail.as_deref(), run.mode, released);
+    let events = events::of(work, status, detail.as_deref(), run.mode, released);
     let version = work.session.version + 1;
     let outcome = Outcome::Stored { version, released, wake_seq: run.wake_seq, mode: run.mode };
     (outcome, Some(Member { work, before, released, status, detail, events }))
@@ -303,64 +303,6 @@ fn status_after<'a>(
         }
         _ => (before.status, before.detail.as_deref()),
     }
-}
-
-/// The events of a step: what ended, what the session is now, what begins, and how the run ended.
-fn events(work: &Commit, status: Status, detail: Option<&str>, mode: Mode, released: bool) -> Vec<NewEvent> {
-    let (mut ended, mut begun, mut deferred) = (Vec::new(), Vec::new(), Vec::new());
-    let subcall = |call: CallId, kind: &'static str, child: SessionId, agent: &str| {
-        let body = json!({"tool_call_id": call, "child_session_id": child, "agent": agent});
-        NewEvent::new(kind, &body)
-    };
-    let started = |call: CallId| {
-        NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, call)}))
-    };
-    for event in &work.happened {
-        match event {
-            Event::Finished { call, settled, .. } => {
-                let succeeded = settled.word() == "completed";
-                if let Some(Waits::Child { session_id, agent }) = waits(work, *call) {
-                    let kind = if succeeded { "subcall.completed" } else { "subcall.failed" };
-                    ended.push(subcall(*call, kind, *session_id, agent));
-                }
-                ended.push(NewEvent::new(
-                    "tool.completed",
-                    &json!({"tool_call_id": call, "tool": tool(work, *call), "succeeded": succeeded, "state": settled.word()}),
-                ));
-            }
-            Event::Waits { call, waits, .. } => {
-                begun.push(started(*call));
-                if let Waits::Child { session_id, agent } = waits {
-                    begun.push(subcall(*call, "subcall.started", *session_id, agent));
-                }
-            }
-            Event::Started { call, .. } => begun.push(started(*call)),
-            Event::Deferred { call, .. } => deferred.push(*call),
-            _ => {}
-        }
-    }
-    let head = (work.session.length() > 0).then(|| work.session.length());
-    let mut events = ended;
-    events.push(NewEvent::updated(work.session.version + 1, status, detail, head));
-    if !deferred.is_empty() {
-        events.push(NewEvent::new("calls.deferred", &json!({"calls": deferred})));
-    }
-    events.extend(begun);
-    if let (true, RunAfter::End { .. }) = (released && mode != Mode::None, &work.run) {
-        if status == Status::Failed {
-            events.push(NewEvent::new("session.failed", &json!({"message": detail.unwrap_or_default()})));
-        }
-        events.push(NewEvent::new("run.stopped", &json!({"status": status.word()})));
-    }
-    events
-}
-
-fn tool(work: &Commit, call: CallId) -> &str {
-    work.session.call(call).map_or("", |call| call.name.as_str())
-}
-
-fn waits(work: &Commit, call: CallId) -> Option<&Waits> {
-    work.session.call(call).and_then(|call| call.waits.as_ref())
 }
 
 async fn tell_parent(

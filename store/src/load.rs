@@ -271,6 +271,7 @@ fn call(row: &Row) -> Result<TrackedCall, StoreError> {
             disposition,
             decided_by: row.try_get("decided_by")?,
             idempotent: row.try_get("idempotent")? || plant::made(Mistake::RestartOrphans),
+            read_only: false,
             deadline_seconds: deadline.and_then(|seconds| u64::try_from(seconds).ok()),
             on_deadline: None,
         },

@@ -2,8 +2,9 @@
 //! concurrencies, workers in processes of their own, beside the raw limit of the same server in the same
 //! run (one fenced statement per step, and 32 of them in one transaction).
 //!
-//! A step is one fenced commit that adds a turn; a loop is two. Usage: `bench engine [SESSIONS]
-//! [--statements] [--only=CONCURRENCY]`; `--statements` says where the server's time went.
+//! A step is a turn that a fenced commit adds; a loop is two. Usage: `bench engine [SESSIONS] [--statements]
+//! [--only=CONCURRENCY] [--reads]`; `--statements` says where the server's time went, `--reads` has an agent whose
+//! tools only read, so that one commit adds both turns of a loop.
 
 use std::{io::Write as _, time::Duration, time::Instant};
 
@@ -31,7 +32,8 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
     let only = arguments.iter().find_map(|argument| argument.strip_prefix("--only="));
     let sessions: usize =
         arguments.iter().find(|argument| !argument.starts_with('-')).map_or(Ok(1000), |text| text.parse())?;
-    let rig = Rig::start().await?;
+    let mut rig = Rig::start().await?;
+    rig.tools_only_read = arguments.iter().any(|argument| argument == "--reads");
     let mut out = std::io::stdout();
     let serial = raw::single(&rig, 1, RAW_SECONDS).await?;
     let single = raw::single(&rig, raw::CLIENTS, RAW_SECONDS).await?;

@@ -30,6 +30,7 @@ use holdfast_worker::{
     Config,
     model::{ApiKey, ApiKeys, Backoff, ModelClient, ModelError},
 };
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -37,6 +38,8 @@ use uuid::Uuid;
 pub(crate) struct Rig {
     /// The database.
     pub(crate) url: String,
+    /// Whether its agent's tools only read, so that one commit stores an answer and their results.
+    pub(crate) tools_only_read: bool,
     cluster: Cluster,
     dir: tempfile::TempDir,
 }
@@ -65,7 +68,7 @@ impl Rig {
         cluster.create_database("bench").await?;
         let url = cluster.url("bench");
         migrate::migrate(&url).await?;
-        Ok(Self { url, cluster, dir })
+        Ok(Self { url, tools_only_read: false, cluster, dir })
     }
 
     /// Room for files.
@@ -93,10 +96,10 @@ impl Rig {
     /// The file of an agent that needs no tool.
     pub(crate) fn agent_file(&self) -> Result<PathBuf> {
         let agent = self.dir().join("agent.json");
-        std::fs::write(
-            &agent,
-            r#"{"slug":"bench","flavor":"openai","modelUrl":"http://127.0.0.1:1","modelName":"none"}"#,
-        )?;
+        let rule = json!({"tool": "*", "disposition": {"tag": "runSync"}, "readOnly": self.tools_only_read});
+        let config = json!({"slug": "bench", "flavor": "openai", "modelUrl": "http://127.0.0.1:1", "modelName": "none",
+            "toolCallPolicyConfig": {"rules": [rule]}});
+        std::fs::write(&agent, config.to_string())?;
         Ok(agent)
     }
 

@@ -25,6 +25,8 @@ pub enum Talk {
     WhenAllDone,
     /// The same, and the model is asked after a while.
     OnTimeout,
+    /// The same, but both only read; and another round of the fast one.
+    Reads,
     /// A slow call that is attached for as long as its rule says.
     Attached,
     /// The result of a slow call is read by its status before it is told.
@@ -59,10 +61,11 @@ pub enum Talk {
 
 impl Talk {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::OnAnyProgress,
         Self::WhenAllDone,
         Self::OnTimeout,
+        Self::Reads,
         Self::Attached,
         Self::ReadFirst,
         Self::Interrupted,
@@ -84,7 +87,7 @@ impl Talk {
     pub fn last_words(self) -> &'static str {
         match self {
             Self::OnAnyProgress | Self::OnTimeout | Self::Attached | Self::Interrupted => "all done",
-            Self::WhenAllDone => "fast: fast\n slow: slow\n",
+            Self::WhenAllDone | Self::Reads => "fast: fast\n slow: slow\n",
             Self::ReadFirst => "read slow",
             Self::WaitInterrupted => "all done",
             Self::RequestInterrupted | Self::RequestLeftAlone => "it goes well",
@@ -125,6 +128,11 @@ impl Talk {
                 let_go(world.agent.dir())?;
             }
             Self::WhenAllDone => let_go(world.agent.dir())?,
+            Self::Reads => {
+                // What isn't over at once is stored as running.
+                running(world, api, id).await?;
+                let_go(world.agent.dir())?;
+            }
             Self::ReadFirst => {
                 asked(world, 2).await?;
                 let_go(world.agent.dir())?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use holdfast_tests::{
     cluster::{Database, fresh_database},
     talk::{self, Talk},
-    world::{Model, Node, PATIENCE, Signal, World},
+    world::{AgentFiles, Model, Node, PATIENCE, Signal, World},
 };
 use serde_json::json;
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ plain! {
     on_any_progress_the_model_is_asked_while_a_call_goes_on = OnAnyProgress,
     when_all_are_done_the_model_is_asked_once = WhenAllDone,
     after_a_while_the_model_is_asked_while_a_call_goes_on = OnTimeout,
+    calls_that_only_read_run_beside_the_commit = Reads,
     a_call_is_attached_for_as_long_as_its_rule_says = Attached,
     a_result_that_was_read_is_not_told_again = ReadFirst,
     a_person_may_interrupt_what_is_waited_for = Interrupted,
@@ -154,5 +155,64 @@ async fn a_run_fails_once_everything_has_come_home_and_the_model_still_gives_no_
     let told = world.model.requests().await?;
     let told = told.iter().filter(|request| request.to_string().contains("(bash_slow) completed]")).count();
     ensure!(told == 1, "the model was asked {told} times with the result");
+    Ok(())
+}
+
+/// A round of two calls that end at once. Returns what happened to the session then, and the version that stored each
+/// turn.
+async fn round_of_peeks(rule: serde_json::Value) -> Result<(Vec<String>, Vec<i64>)> {
+    let database = fresh_database().await;
+    let peek = json!({"name": "peek", "arguments": {}});
+    let script = json!({"rules": [
+        {"when": {"turn": 0}, "reply": {"tool_calls": [peek, peek]}}, {"reply": {"text": "seen"}}]});
+    let model = Model::start(&script.to_string()).await?;
+    // There is no such tool, which is found out at once.
+    let config = json!({"slug": "peeks", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "m",
+        "toolCallPolicyConfig": {"rules": [rule]}});
+    let world = World::new(database.url(), model, AgentFiles::with_tools(&config, &[])?);
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let (_worker, _) = world.node("worker", &[], &[]).await?;
+    let id = world.create(&api).await?;
+    world.until(&api, id, "idle").await?;
+    let sql = database.connect().await;
+    let events =
+        "SELECT kind, coalesce(body::json->>'head', '') FROM events WHERE session_id = $1 ORDER BY seq";
+    let events = sql.query(events, &[&id]).await?;
+    let events = events.iter().map(|row| format!("{} {}", row.get::<_, &str>(0), row.get::<_, &str>(1)));
+    let events: Vec<String> = events.map(|event| event.trim().to_owned()).collect();
+    let versions = "SELECT version FROM turns WHERE session_id = $1 ORDER BY position";
+    let versions = sql.query(versions, &[&id]).await?.iter().map(|row| row.get(0)).collect();
+    let first = events.iter().position(|event| event == "run.started").unwrap_or_default();
+    Ok((events[first + 1..].to_vec(), versions))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_reads_and_ends_at_once_is_stored_with_the_answer_that_asked_for_it() -> Result<()> {
+    let sync = json!({"tag": "runSync"});
+    let (events, versions) =
+        round_of_peeks(json!({"tool": "peek", "disposition": sync, "readOnly": true})).await?;
+    let told = [
+        "session.updated 1",
+        "session.updated 2",
+        "tool.started",
+        "tool.started",
+        "tool.completed",
+        "tool.completed",
+        "session.updated 3",
+        "session.updated 4",
+        "run.stopped",
+    ];
+    ensure!(events == told, "{events:?}");
+    ensure!(versions == [2, 3, 3, 4], "{versions:?}");
+    let (events, versions) =
+        round_of_peeks(json!({"tool": "peek", "disposition": sync, "idempotent": true})).await?;
+    ensure!(events == told, "the same is told, of one commit or two: {events:?}");
+    ensure!(versions[2] > versions[1], "what may have effects is stored before it begins: {versions:?}");
+    // What is counted isn't without effect, whatever the tool does.
+    let counted = json!({"tag": "decorate", "inner": sync, "decorators": [
+        {"tag": "rateLimit", "perMinute": 1_000}]});
+    let (_, versions) =
+        round_of_peeks(json!({"tool": "peek", "disposition": counted, "readOnly": true})).await?;
+    ensure!(versions[2] > versions[1], "{versions:?}");
     Ok(())
 }

@@ -24,7 +24,11 @@ pub(crate) fn look_at(policy: &Value, look: &mut Look<'_>) {
     for (index, rule) in items(&policy["rules"]) {
         let place = format!("{top}.rules[{index}]");
         disposition(format!("{place}.disposition"), &rule["disposition"], look);
-        look(place, rule, &["tool", "disposition", "idempotent", "deadlineSeconds", "onDeadline"]);
+        look(
+            place,
+            rule,
+            &["tool", "disposition", "idempotent", "readOnly", "deadlineSeconds", "onDeadline"],
+        );
     }
     for (index, wrapper) in items(&policy["wrappers"]) {
         let place = format!("{top}.wrappers[{index}]");

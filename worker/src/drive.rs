@@ -98,6 +98,8 @@ struct Driver<'a> {
     unanswered: Option<String>,
     /// When to decide again at the latest.
     until: Option<DateTime<Utc>>,
+    /// Until when what has happened isn't stored, because calls that only read run and may end at once.
+    reads_until: Option<Instant>,
     clock: Clock,
     fetched: Fetched,
 }
@@ -139,6 +141,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         asking: None,
         unanswered: None,
         until: None,
+        reads_until: None,
         clock,
         fetched: Fetched::default(),
     };
@@ -301,6 +304,7 @@ impl Driver<'_> {
 
     /// Stores what happened since the last commit. Returns whether the run is released.
     async fn store(&mut self, run: RunAfter) -> Result<bool, Gone> {
+        self.reads_until = None;
         let to_parent = self.letter_to_parent(&run);
         if let Some((_, _, blob)) = &to_parent {
             self.blobs.extend(blob.clone());

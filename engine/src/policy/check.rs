@@ -50,7 +50,7 @@ pub enum PolicyError {
         reason: String,
     },
     /// Retries on a tool that nobody calls idempotent would start it twice.
-    #[error("toolCallPolicyConfig: {place}: retries need a rule with `idempotent: true`")]
+    #[error("toolCallPolicyConfig: {place}: retries need a rule with `idempotent: true` or `readOnly: true`")]
     RetriesWithoutIdempotence {
         /// `default` or `rule N`.
         place: String,
@@ -109,7 +109,7 @@ pub(super) fn policy(config: &PolicyConfig) -> Result<(), PolicyError> {
 }
 
 fn rule(rule: &RuleConfig, place: &str) -> Result<(), PolicyError> {
-    disposition(&rule.disposition, rule.idempotent, place)?;
+    disposition(&rule.disposition, rule.may_repeat(), place)?;
     match rule.deadline_seconds {
         Some(seconds) => within(place, "deadlineSeconds", seconds, &DEADLINE_SECONDS, ""),
         None => Ok(()),

@@ -42,6 +42,9 @@ pub struct RuleConfig {
     /// Whether the tool may run again for the same call.
     #[serde(default)]
     pub idempotent: bool,
+    /// Whether the tool only reads. It may run again too, and may begin before it is stored that it does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
     /// Seconds after which an open deferred call expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_seconds: Option<u64>,
@@ -59,6 +62,13 @@ pub enum OnDeadline {
     Fail,
     /// This result.
     Answer(ToolResult),
+}
+
+impl RuleConfig {
+    /// Whether the tool may run again for the same call.
+    pub(super) fn may_repeat(&self) -> bool {
+        self.idempotent || self.read_only
+    }
 }
 
 impl OnDeadline {

@@ -206,6 +206,21 @@ impl Disposition {
         }
     }
 
+    /// Whether a call of a tool that only reads has no effect at all: it runs here, and nobody is asked or told of it,
+    /// nor is it counted.
+    pub fn is_silent(&self) -> bool {
+        let silent = |decorator: &Decorator| {
+            !matches!(
+                decorator,
+                Decorator::Before { .. }
+                    | Decorator::After { .. }
+                    | Decorator::Approve { .. }
+                    | Decorator::RateLimit { .. }
+            )
+        };
+        matches!(self.base(), Self::RunSync) && self.decorators().all(silent)
+    }
+
     /// The decorators, outermost first.
     pub fn decorators(&self) -> impl Iterator<Item = &Decorator> {
         let mut layers = Vec::new();

@@ -39,6 +39,46 @@ fn a_start_says_what_a_runner_needs() {
 }
 
 #[test]
+fn a_start_says_whether_the_call_has_no_effect_but_its_result() {
+    let agent = |extra: &str| {
+        format!(
+            r#"{{"slug": "desk", "flavor": "OpenAI", "modelUrl": "http://127.0.0.1", "modelName": "m",
+            "toolCallPolicyConfig": {{"rules": [
+                {{"tool": "look", "disposition": {{"tag": "runSync"}}, "readOnly": true}},
+                {{"tool": "ask", "disposition": {{"tag": "runAsync"}}, "readOnly": true}},
+                {{"tool": "run", "disposition": {{"tag": "runSync"}}, "idempotent": true}}]{extra}}}}}"#
+        )
+    };
+    let reads = |extra: &str| {
+        let mut desk = Desk::of(&agent(extra));
+        desk.says("hello");
+        desk.decide();
+        desk.answers(&["look", "ask", "run"]);
+        let Next::RunCalls(starts) = desk.decide().next else { panic!("the calls run") };
+        assert!(starts.iter().all(|start| start.idempotent), "what only reads may run again");
+        starts.iter().map(|start| start.only_reads).collect::<Vec<bool>>()
+    };
+    assert_eq!(reads(""), [true, false, false]);
+    let wrapped = |decorator: &str| format!(r#", "wrappers": [{{"decorators": [{decorator}]}}]"#);
+    for silent in [
+        r#"{"tag": "timeout", "seconds": 5}"#,
+        r#"{"tag": "retries", "count": 1}"#,
+        r#"{"tag": "cache"}"#,
+        r#"{"tag": "label", "text": "l"}"#,
+        r#"{"tag": "truncate", "maxBytes": 1024}"#,
+    ] {
+        assert_eq!(reads(&wrapped(silent)), [true, false, false], "{silent}");
+    }
+    for heard in [
+        r#"{"tag": "before", "hook": {"command": "h"}}"#,
+        r#"{"tag": "after", "hook": {"command": "h"}}"#,
+        r#"{"tag": "rateLimit", "perMinute": 1}"#,
+    ] {
+        assert_eq!(reads(&wrapped(heard)), [false; 3], "{heard}");
+    }
+}
+
+#[test]
 fn mail_waits_while_calls_run_and_is_told_once_in_order() {
     let mut desk = Desk::with_calls(&["run"]);
     let call = desk.calls()[0];

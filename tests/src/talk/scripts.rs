@@ -60,6 +60,14 @@ fn with_calls(talk: Talk) -> Vec<Value> {
                 says("fast: {{tool_result:bash_fast}} slow: {{tool_result:bash_slow}}"),
             ),
         ],
+        Talk::Reads => vec![
+            first(fast_and_slow()),
+            rule(json!({"model": "main", "turn": 1}), calls(vec![call("bash_fast", json!({}))])),
+            rule(
+                json!({"model": "main"}),
+                says("fast: {{tool_result:bash_fast}} slow: {{tool_result:bash_slow}}"),
+            ),
+        ],
         Talk::Attached | Talk::Interrupted => {
             vec![when_slow_is_told(last()), first(slow()), rule(json!({"model": "main"}), says("so far"))]
         }
@@ -217,7 +225,7 @@ fn with_people(talk: Talk) -> Vec<Value> {
 pub(super) fn agent(talk: Talk, model_url: &str) -> Value {
     let slow = match talk {
         Talk::Attached => json!({"tag": "runAsync", "attachSeconds": 1}),
-        Talk::Interrupted => json!({"tag": "runSync"}),
+        Talk::Interrupted | Talk::Reads => json!({"tag": "runSync"}),
         Talk::ReadFirst | Talk::WaitInterrupted => json!({"tag": "runAsync", "attachSeconds": 0}),
         _ => json!({"tag": "runAsync"}),
     };
@@ -226,6 +234,7 @@ pub(super) fn agent(talk: Talk, model_url: &str) -> Value {
         Talk::OnTimeout => json!({"tag": "yieldOnTimeout", "milliseconds": 300}),
         _ => json!("yieldWhenAllDone"),
     };
+    let reads = talk == Talk::Reads;
     json!({
         "slug": "main", "flavor": "OpenAI", "modelUrl": model_url, "modelName": "main",
         "systemPrompt": ["You talk."], "toolDirectory": "tools",
@@ -235,8 +244,8 @@ pub(super) fn agent(talk: Talk, model_url: &str) -> Value {
         "maxMailHops": if talk == Talk::PingPong { 3 } else { 16 },
         "interruptCompletions": talk == Talk::RequestInterrupted,
         "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "wrappers": wrappers(talk), "rules": [
-            {"tool": "bash_slow", "disposition": slow, "idempotent": true},
-            {"tool": "bash_fast", "disposition": {"tag": "runSync"}, "idempotent": true},
+            {"tool": "bash_slow", "disposition": slow, "idempotent": true, "readOnly": reads},
+            {"tool": "bash_fast", "disposition": {"tag": "runSync"}, "idempotent": true, "readOnly": reads},
             {"tool": "bash_hooked", "disposition": {"tag": "runSync"}, "idempotent": true}]}
     })
 }

@@ -15,6 +15,7 @@ use holdfast_store::{
     plant::{self, Mistake},
     progress::{Entry, News},
 };
+use tokio::time::{Duration, Instant};
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -26,6 +27,10 @@ use crate::{
     request::{self, Unanswered},
     wrap::HookFailed,
 };
+
+/// How soon calls that only read have to end for one commit to store them with the answer that asked for them. So much
+/// later at the most others see the answer, and so much of it a crash costs.
+const READ_TOGETHER: Duration = Duration::from_millis(5);
 
 impl Driver<'_> {
     /// Begins to ask the model, unless it is being asked, and waits.
@@ -65,8 +70,24 @@ impl Driver<'_> {
         Ok(())
     }
 
+    /// The ends of calls that only read and end so soon that one commit stores them with the answer that asked for
+    /// them.
+    async fn ends_at_once(&mut self) -> Option<Vec<Ended>> {
+        let until = self.reads_until?;
+        if self.running.is_empty() || !self.inbox.is_empty() {
+            return None;
+        }
+        let ended = tokio::time::timeout_at(until, self.running.next()).await.ok();
+        self.reads_until = self.reads_until.filter(|_| ended.is_some());
+        ended
+    }
+
     /// Waits until something happens: an answer, the end of a call, mail, or the time to decide again.
     pub(super) async fn wait(&mut self) -> Result<Option<Status>, Gone> {
+        if let Some(ended) = self.ends_at_once().await {
+            self.take_ends(ended).await?;
+            return Ok(None);
+        }
         if self.running.is_empty() || !plant::made(Mistake::EffectBeforeCommit) {
             self.keep().await?;
         }
@@ -142,8 +163,12 @@ impl Driver<'_> {
         decide::answered(&self.session, &mut context, answer)
     }
 
-    /// Begins calls, once it is stored that they begin.
+    /// Begins calls, once it is stored that they begin. Those that only read needn't wait for that: if it is never
+    /// stored, they and the answer that asked for them have left nothing behind.
     pub(super) async fn begin(&mut self, starts: Vec<Start>) -> Result<(), Gone> {
+        if starts.iter().all(|start| start.only_reads) {
+            self.reads_until = Some(Instant::now() + READ_TOGETHER);
+        }
         self.ready_for(&starts).await?;
         let scope = Arc::new(Scope {
             shared: Arc::clone(self.shared),
@@ -215,12 +240,11 @@ impl Driver<'_> {
     /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
     /// before anything was started: whoever claims the run next recovers them.
     async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
-        if starts.is_empty() || !plant::made(Mistake::EffectBeforeCommit) {
+        let only_read = starts.iter().all(|start| start.only_reads);
+        if !only_read && !plant::made(Mistake::EffectBeforeCommit) {
             self.keep().await?;
         }
-        if !starts.is_empty() {
-            self.shared.store.at("tools.before").await;
-        }
+        self.shared.store.at("tools.before").await;
         if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
     }
 
