@@ -46,7 +46,7 @@ fn report(one: &LoadedAgent, args: &CheckArgs) -> Value {
         "warnings": one.warnings,
     });
     if args.tools != ToolDisplay::None {
-        value["tools"] = one.agent.tools.iter().map(|tool| shown(one, tool, args.tools)).collect();
+        value["tools"] = one.agent.tools().iter().map(|tool| shown(one, tool, args.tools)).collect();
     }
     if args.show_config {
         value["config"] = serde_json::from_str(&one.config_text).unwrap_or_default();
@@ -98,7 +98,7 @@ fn show(one: &LoadedAgent, args: &CheckArgs) -> Result<(), Failure> {
         let config: Value = serde_json::from_str(&one.config_text).unwrap_or_default();
         output::line(format!("{config:#}"))?;
     }
-    let tools = &one.agent.tools;
+    let tools = one.agent.tools();
     let announce = one.config.announce.lines().next().unwrap_or_default();
     let count = if tools.len() == 1 { "1 tool".to_owned() } else { format!("{} tools", tools.len()) };
     output::line(format!("{}: {announce} ({count}, revision {})", one.agent.slug, one.agent.revision))?;

@@ -1,5 +1,7 @@
 //! An agent: which model, which prompt, which tools, and how its calls are handled.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -7,6 +9,7 @@ use crate::{
     builtin::{self, Builtin, BuiltinToolbox, ExtraAgent, Helper},
     conduct::Conduct,
     model::{Flavor, ModelTarget},
+    offer::Offer,
     policy::{Policy, PolicyConfig, PolicyError},
     tool::ToolSpec,
     waking::{self, WakeClass, Waking},
@@ -134,10 +137,8 @@ pub struct Agent {
     pub target: ModelTarget,
     /// Which model key is used.
     pub api_key_id: String,
-    /// The system prompt, in parts.
-    pub system_prompt: Vec<String>,
-    /// The tools on offer.
-    pub tools: Vec<ToolSpec>,
+    /// Its prompt and its tools.
+    pub offer: Arc<Offer>,
     /// How calls are handled.
     pub policy: Policy,
     /// How many calls of a session run at once; at least 1.
@@ -152,13 +153,23 @@ pub struct Agent {
     pub waking: Waking,
     /// How its sessions behave towards open calls and mail.
     pub conduct: Conduct,
-    /// The tools among [`Self::tools`] that the engine itself carries out.
+    /// The tools among [`Self::tools()`] that the engine itself carries out.
     pub builtins: Vec<Builtin>,
     /// The agents that it may call.
     pub helpers: Vec<Helper>,
 }
 
 impl Agent {
+    /// The tools on offer.
+    pub fn tools(&self) -> &[ToolSpec] {
+        &self.offer.tools.value
+    }
+
+    /// Offers these tools from now on.
+    pub fn offer_tools(&mut self, tools: Vec<ToolSpec>) {
+        self.offer = Arc::new(Offer::new(self.offer.system.value.to_vec(), tools));
+    }
+
     /// What carries a tool out, if the engine does.
     pub fn builtin(&self, tool: &str) -> Option<&Builtin> {
         self.builtins.iter().find(|builtin| builtin.spec.name == tool)
@@ -281,8 +292,7 @@ impl AgentConfig {
                 extra_body: self.extra_body.clone(),
             },
             api_key_id: self.api_key_id.clone(),
-            system_prompt: self.system_prompt.clone(),
-            tools,
+            offer: Arc::new(Offer::new(self.system_prompt.clone(), tools)),
             policy: Policy::new(&self.tool_call_policy_config)?,
             max_concurrency: self.max_concurrency,
             call_timeout_seconds: self.async_call_timeout_seconds,

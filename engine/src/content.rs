@@ -1,6 +1,6 @@
 //! What people, tools and models exchange: text, JSON and media.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
@@ -198,12 +198,13 @@ pub struct Blob {
     /// Its name.
     pub digest: Digest,
     /// Its text: JSON of what it holds.
-    pub text: String,
+    pub text: Arc<str>,
 }
 
 impl Blob {
     /// Names a text by its digest.
-    pub fn new(text: String) -> Self {
+    pub fn new(text: impl Into<Arc<str>>) -> Self {
+        let text = text.into();
         Self { digest: Digest::of(text.as_bytes()), text }
     }
 }

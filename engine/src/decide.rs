@@ -445,22 +445,3 @@ fn after(now: Time, seconds: u64) -> Option<Time> {
     let delta = i64::try_from(seconds).ok().and_then(chrono::TimeDelta::try_seconds)?;
     now.checked_add_signed(delta)
 }
-
-/// The prompt and the tools of an agent, as blobs that user turns name.
-pub struct Offer {
-    /// A JSON array of texts.
-    pub system: Blob,
-    /// A JSON array of [`crate::tool::ToolSpec`].
-    pub tools: Blob,
-}
-
-impl Offer {
-    /// What an agent offers now.
-    pub fn of(agent: &Agent) -> Self {
-        let json = |result: Result<String, serde_json::Error>| result.unwrap_or_else(|_| "[]".to_owned());
-        Self {
-            system: Blob::new(json(serde_json::to_string(&agent.system_prompt))),
-            tools: Blob::new(json(serde_json::to_string(&agent.tools))),
-        }
-    }
-}

@@ -14,6 +14,7 @@ pub mod ids;
 pub mod mail;
 pub mod model;
 pub mod naming;
+pub mod offer;
 pub mod policy;
 mod say;
 pub mod scope;

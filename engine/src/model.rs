@@ -110,9 +110,9 @@ pub enum Message {
 #[derive(Debug, Clone)]
 pub struct ModelRequest {
     /// The system prompt's parts, in order.
-    pub system: Vec<String>,
+    pub system: Arc<Vec<String>>,
     /// The tools on offer.
-    pub tools: Vec<ToolSpec>,
+    pub tools: Arc<Vec<ToolSpec>>,
     /// The conversation so far; shared with the requests before and after this one.
     pub messages: Vec<Arc<Message>>,
 }

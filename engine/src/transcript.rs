@@ -12,6 +12,7 @@ use crate::{
     ids::{CallId, MailId},
     mail::{Sender, Settled},
     model::{Message, ModelRequest, RequestedCall},
+    offer::Offer,
     policy::Disposition,
     session::{CallState, Session, TrackedCall},
     tool::ToolSpec,
@@ -155,9 +156,21 @@ pub struct Rendered {
     turns: Vec<Option<Vec<Arc<Message>>>>,
     /// By position, from 1: whether a turn is a user's, and its size.
     sizes: Vec<(bool, u64)>,
+    /// The prompt and the tools that were shown last, or will be.
+    system: Known<Vec<String>>,
+    tools: Known<Vec<ToolSpec>>,
 }
 
+/// What a blob was found to hold.
+type Known<T> = Option<(Digest, Arc<T>)>;
+
 impl Rendered {
+    /// Takes note of what an agent offers: requests that show it need no blobs of it.
+    pub fn know(&mut self, offer: &Offer) {
+        self.system = Some((offer.system.blob.digest, Arc::clone(&offer.system.value)));
+        self.tools = Some((offer.tools.blob.digest, Arc::clone(&offer.tools.value)));
+    }
+
     fn of(&self, position: i64) -> Option<&[Arc<Message>]> {
         let index = usize::try_from(position - 1).ok()?;
         self.turns.get(index)?.as_deref()
@@ -189,7 +202,10 @@ pub fn needs_after(session: &Session, context_tokens: Option<u64>, rendered: &mu
     let first = first_shown(session, context_tokens, rendered);
     let mut digests: Vec<Digest> = Vec::new();
     if let Some(user) = newest_user(session) {
-        digests.extend([user.system, user.tools]);
+        let system = rendered.system.as_ref().is_none_or(|(known, _)| *known != user.system);
+        let tools = rendered.tools.as_ref().is_none_or(|(known, _)| *known != user.tools);
+        digests.extend(system.then_some(user.system));
+        digests.extend(tools.then_some(user.tools));
     }
     for turn in shown(session, first) {
         let whole = turn.position > first || first == 1;
@@ -246,8 +262,10 @@ pub fn request_after(
     rendered: &mut Rendered,
 ) -> Result<ModelRequest, BlobError> {
     let (system, tools) = match newest_user(session) {
-        Some(user) => (open::<Vec<String>>(user.system, blobs)?, open::<Vec<ToolSpec>>(user.tools, blobs)?),
-        None => (Vec::new(), Vec::new()),
+        Some(user) => {
+            (known(&mut rendered.system, user.system, blobs)?, known(&mut rendered.tools, user.tools, blobs)?)
+        }
+        None => Default::default(),
     };
     let first = first_shown(session, context_tokens, rendered);
     let mut messages = Vec::with_capacity(session.turns.len() * 2);
@@ -296,6 +314,20 @@ fn newest_user(session: &Session) -> Option<&UserTurn> {
         TurnBody::User(user) => Some(user),
         TurnBody::Llm(_) => None,
     })
+}
+
+/// What a blob holds, as far as it isn't known already.
+fn known<T: for<'de> serde::Deserialize<'de>>(
+    known: &mut Known<T>,
+    digest: Digest,
+    blobs: &dyn Blobs,
+) -> Result<Arc<T>, BlobError> {
+    if let Some((_, value)) = known.as_ref().filter(|(of, _)| *of == digest) {
+        return Ok(Arc::clone(value));
+    }
+    let value = Arc::new(open(digest, blobs)?);
+    *known = Some((digest, Arc::clone(&value)));
+    Ok(value)
 }
 
 fn open<T: for<'de> serde::Deserialize<'de>>(digest: Digest, blobs: &dyn Blobs) -> Result<T, BlobError> {

@@ -559,7 +559,7 @@ pub(crate) fn insert_blobs<'a>(writes: &mut Writes<'a>, blobs: impl Iterator<Ite
     for (owner, blob) in blobs {
         owners.push(owner);
         digests.push(blob.digest.0.as_slice());
-        bodies.push(blob.text.as_str());
+        bodies.push(&*blob.text);
     }
     if !owners.is_empty() {
         writes.push(sql::INSERT_BLOBS, parameters![owners, digests, bodies]);

@@ -3,8 +3,8 @@
 //! run (one fenced statement per step, and 32 of them in one transaction).
 //!
 //! A step is a turn that a fenced commit adds; a loop is two. Usage: `bench engine [SESSIONS] [--statements]
-//! [--only=CONCURRENCY] [--reads]`; `--statements` says where the server's time went, `--reads` has an agent whose
-//! tools only read, so that one commit adds both turns of a loop.
+//! [--only=CONCURRENCY] [--reads] [--prompt=KIB]`; `--statements` says where the server's time went, `--reads` has an
+//! agent whose tools only read, so that one commit adds both turns of a loop, `--prompt` one with so long a prompt.
 
 use std::{io::Write as _, time::Duration, time::Instant};
 
@@ -34,6 +34,8 @@ pub(crate) async fn measure(arguments: &[String]) -> Result<()> {
         arguments.iter().find(|argument| !argument.starts_with('-')).map_or(Ok(1000), |text| text.parse())?;
     let mut rig = Rig::start().await?;
     rig.tools_only_read = arguments.iter().any(|argument| argument == "--reads");
+    let prompt = arguments.iter().find_map(|argument| argument.strip_prefix("--prompt="));
+    rig.prompt_kib = prompt.map_or(Ok(0), str::parse)?;
     let mut out = std::io::stdout();
     let serial = raw::single(&rig, 1, RAW_SECONDS).await?;
     let single = raw::single(&rig, raw::CLIENTS, RAW_SECONDS).await?;

@@ -40,6 +40,8 @@ pub(crate) struct Rig {
     pub(crate) url: String,
     /// Whether its agent's tools only read, so that one commit stores an answer and their results.
     pub(crate) tools_only_read: bool,
+    /// How long its agent's prompt is, in KiB.
+    pub(crate) prompt_kib: usize,
     cluster: Cluster,
     dir: tempfile::TempDir,
 }
@@ -68,7 +70,7 @@ impl Rig {
         cluster.create_database("bench").await?;
         let url = cluster.url("bench");
         migrate::migrate(&url).await?;
-        Ok(Self { url, tools_only_read: false, cluster, dir })
+        Ok(Self { url, tools_only_read: false, prompt_kib: 0, cluster, dir })
     }
 
     /// Room for files.
@@ -98,6 +100,7 @@ impl Rig {
         let agent = self.dir().join("agent.json");
         let rule = json!({"tool": "*", "disposition": {"tag": "runSync"}, "readOnly": self.tools_only_read});
         let config = json!({"slug": "bench", "flavor": "openai", "modelUrl": "http://127.0.0.1:1", "modelName": "none",
+            "systemPrompt": ["Be brief. ".repeat(self.prompt_kib * 1024 / 10)],
             "toolCallPolicyConfig": {"rules": [rule]}});
         std::fs::write(&agent, config.to_string())?;
         Ok(agent)

@@ -106,9 +106,9 @@ async fn open(one: Reached, helpers: Vec<Helper>) -> Result<LoadedAgent, LoadErr
     agent.builtins.extend(helpers.iter().map(Helper::tool));
     warnings.extend(name(&toolbox, &mut agent.builtins));
     agent.helpers = helpers;
-    agent.tools = offered(&toolbox, &agent.builtins);
+    agent.offer_tools(offered(&toolbox, &agent.builtins));
     let dir = path.parent().unwrap_or(Path::new("/"));
-    let rules = policy_file::idle(&config.tool_call_policy_config, &agent.tools, dir);
+    let rules = policy_file::idle(&config.tool_call_policy_config, agent.tools(), dir);
     warnings.extend(
         rules
             .map_err(|source| LoadError::Agent { path: path.clone(), source: AgentError::Policy(source) })?,

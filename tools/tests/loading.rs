@@ -65,9 +65,9 @@ async fn an_agent_finds_the_tools_beside_its_file() {
     write(&project.path().join("tools/a.sh~"), &tool("backup"));
     let loaded = load(&project).await;
     assert_eq!(names(&loaded), ["bash_first_one", "bash_second", "bash_lone"]);
-    assert_eq!(loaded.agent.tools, loaded.toolbox.specs());
-    assert_eq!(loaded.agent.tools[0].original, "first-one");
-    assert_eq!(loaded.agent.tools[0].description, "does first-one");
+    assert_eq!(loaded.agent.tools(), loaded.toolbox.specs());
+    assert_eq!(loaded.agent.tools()[0].original, "first-one");
+    assert_eq!(loaded.agent.tools()[0].description, "does first-one");
     assert_eq!(loaded.warnings, Vec::<String>::new());
     let digest = Sha256::digest(file.to_string().as_bytes());
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();

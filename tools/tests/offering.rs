@@ -48,7 +48,7 @@ async fn names_are_given_in_order_and_are_different() {
         let kind = &root.agent.builtin(name).expect("the engine's").kind;
         assert!(matches!(kind, BuiltinKind::Helper(helper) if helper.slug == slug), "{name}: {kind:?}");
     }
-    let words = &root.agent.tools[1].parameters["properties"]["capability"]["enum"];
+    let words = &root.agent.tools()[1].parameters["properties"]["capability"]["enum"];
     assert_eq!(*words, json!(["get-tool-call-status", "wait"]));
     let [second, third, idle] = &root.warnings[..] else { panic!("{:?}", root.warnings) };
     assert!(

@@ -36,7 +36,7 @@ async fn everything_that_is_reached_is_loaded_once_and_called_by_its_tool() {
     assert_eq!(tools(boss), ["prompt_agent_senior", "prompt_agent_junior"]);
     assert_eq!(tools(senior), ["prompt_agent_junior", "prompt_agent_boss"]);
     assert_eq!(tools(junior), ["bash_git"], "paths are relative to the file that names them");
-    let tool = &boss.agent.tools[1];
+    let tool = &boss.agent.tools()[1];
     assert!(
         tool.description.contains("Does it.") && tool.parameters["required"] == json!(["what"]),
         "{tool:?}"
@@ -53,7 +53,7 @@ async fn everything_that_is_reached_is_loaded_once_and_called_by_its_tool() {
     let after = tree.load(&["a/boss.json"]).await;
     assert_eq!(after[0].agent.revision, before[0], "a revision is of the agent's own file");
     assert_ne!(after[2].agent.revision, before[1]);
-    assert!(after[0].agent.tools[1].description.contains("Does more."));
+    assert!(after[0].agent.tools()[1].description.contains("Does more."));
 }
 
 #[tokio::test]

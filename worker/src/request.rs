@@ -56,6 +56,7 @@ pub(crate) async fn build(
     fetched: &mut Fetched,
 ) -> Result<ModelRequest, StoreError> {
     let limit = agent.context_tokens;
+    fetched.rendered.know(&agent.offer);
     let needs = transcript::needs_after(session, limit, &mut fetched.rendered);
     fetched.bring(shared, owner, &needs).await?;
     Ok(transcript::request_after(session, limit, &fetched.blobs, &mut fetched.rendered)?)

@@ -33,8 +33,9 @@ impl Member {
         match &*ready {
             Some((known, agent)) if *known == edition => Arc::clone(agent),
             _ => {
-                let tools = offered(&self.toolbox, &self.agent.builtins);
-                let agent = Arc::new(Agent { tools, ..(*self.agent).clone() });
+                let mut agent = (*self.agent).clone();
+                agent.offer_tools(offered(&self.toolbox, &self.agent.builtins));
+                let agent = Arc::new(agent);
                 *ready = Some((edition, Arc::clone(&agent)));
                 agent
             }
@@ -113,7 +114,7 @@ mod tests {
         let offered = || {
             let agent = caller.agent();
             assert!(agent.builtin("prompt_agent_helper").is_some());
-            agent.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>()
+            agent.tools().iter().map(|tool| tool.name.clone()).collect::<Vec<_>>()
         };
         assert_eq!(offered(), ["bash_one", "prompt_agent_helper"]);
         tool(&tools.join("two"), "two");

@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(loaded.agent.target.base_url, "http://127.0.0.1:1/v1");
         let tags: Vec<_> = loaded
             .agent
-            .tools
+            .tools()
             .iter()
             .map(|tool| (tool.name.as_str(), loaded.agent.policy.of_tool(&tool.name).disposition.tag()))
             .collect();

@@ -93,7 +93,7 @@ async fn record_webhook(store: &Store, one: &LoadedAgent) -> Result<(), StoreErr
 /// What clients are shown of an agent.
 pub(crate) fn descriptor(one: &LoadedAgent) -> Value {
     let (agent, config) = (&one.agent, &one.config);
-    let tools = agent.tools.iter().map(|tool| {
+    let tools = agent.tools().iter().map(|tool| {
         json!({
             "name": tool.name,
             "description": tool.description,
@@ -108,7 +108,7 @@ pub(crate) fn descriptor(one: &LoadedAgent) -> Value {
         "announce": config.announce,
         "model": agent.target.model,
         "flavor": agent.target.flavor,
-        "systemPrompt": agent.system_prompt,
+        "systemPrompt": agent.offer.system.value,
         "tools": tools.collect::<Vec<_>>(),
         "toolCallPolicyConfig": config.tool_call_policy_config,
         "executionMode": config.conduct.execution_mode,

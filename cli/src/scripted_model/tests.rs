@@ -64,8 +64,8 @@ impl Running {
             extra_body: None,
         };
         let request = ModelRequest {
-            system: vec![],
-            tools: vec![],
+            system: std::sync::Arc::default(),
+            tools: std::sync::Arc::default(),
             messages: messages.into_iter().map(Into::into).collect(),
         };
         let (said, backoffs) = (Mutex::new(String::new()), Mutex::new(Vec::new()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chrono::TimeDelta;
 
-use super::{Context, Offer, Plan};
+use super::{Context, Plan};
 use crate::{
     Time,
     agent::Agent,
@@ -30,11 +30,11 @@ impl Plan<'_> {
         round.sort_by_key(|call| call.index);
         let answers: Vec<Answer> = round.into_iter().map(answer_for).collect();
         let Told { said, mail } = say(session);
-        let shown = Offer::of(context.agent);
+        let offer = &context.agent.offer;
         let said_in_answer = context.agent.conduct.mail_in_tool_result && !answers.is_empty();
         let user = UserTurn {
-            system: shown.system.digest,
-            tools: shown.tools.digest,
+            system: offer.system.blob.digest,
+            tools: offer.tools.blob.digest,
             answers,
             said,
             mail,
@@ -47,7 +47,7 @@ impl Plan<'_> {
             body: TurnBody::User(user),
         };
         let (cursor, told) = (session.cursor, !session.left.is_empty());
-        self.blobs.extend([shown.system, shown.tools]);
+        self.blobs.extend([offer.system.blob.clone(), offer.tools.blob.clone()]);
         self.happen(Event::Sealed(Arc::new(turn)))?;
         if told {
             self.happen(Event::Folded { cursor, left: Vec::new() })?;

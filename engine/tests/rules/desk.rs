@@ -161,7 +161,7 @@ impl Desk {
         self.session = session;
         let decision = decision.expect("decisions are legal");
         for blob in &decision.blobs {
-            self.blobs.insert(blob.digest, Arc::from(blob.text.as_str()));
+            self.blobs.insert(blob.digest, Arc::clone(&blob.text));
         }
         decision
     }

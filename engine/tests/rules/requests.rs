@@ -8,6 +8,7 @@ use holdfast_engine::{
     ids::{CallId, SessionId, TurnId},
     mail::{MailBody, Settled},
     model::{Flavor, Message, ModelRequest},
+    offer::Offer,
     session::{CallState, Session},
     transcript::{self, Rendered},
     turn::{Answer, LlmCall, LlmTurn, Said, Shown, Turn, TurnBody, UserTurn},
@@ -244,7 +245,7 @@ fn large_values_are_fetched_as_blobs_and_a_missing_one_is_named() {
     blobs.insert(blob.digest, Arc::from("{}"));
     let broken = transcript::request(&session, None, &blobs).expect_err("a blob holds something else");
     assert!(broken.problem.contains("can't be read"), "{broken}");
-    blobs.insert(blob.digest, Arc::from(blob.text.as_str()));
+    blobs.insert(blob.digest, Arc::clone(&blob.text));
     let request = transcript::request(&session, None, &blobs).expect("all is there");
     let Some(Message::Tool { text, .. }) = request.messages.last().map(|message| &**message) else {
         panic!("a result")
@@ -368,7 +369,7 @@ fn what_was_rendered_needs_no_blobs() {
     let (nothing, mut blobs) = nothing();
     let (large, blob) = Payload::pack(ToolResult::Text { content: "x".repeat(INLINE_LIMIT * 2) });
     let blob = blob.expect("too large to stand inline");
-    blobs.insert(blob.digest, Arc::from(blob.text.as_str()));
+    blobs.insert(blob.digest, Arc::clone(&blob.text));
     let mut session = Session::new(SessionId(Uuid::nil()));
     let asked = call(1);
     let settled = Shown::Settled(Settled::Completed { result: large });
@@ -386,4 +387,28 @@ fn what_was_rendered_needs_no_blobs() {
     assert!(needed.contains(&blob.digest) && needed.contains(&nothing), "{needed:?}");
     transcript::request_after(&session, None, &blobs, &mut rendered).expect("a request");
     assert!(!transcript::needs_after(&session, None, &mut rendered).contains(&blob.digest));
+}
+
+#[test]
+fn what_the_agent_offers_needs_no_blobs_and_what_it_offered_before_does() {
+    let (nothing, blobs) = nothing();
+    let mut session = Session::new(SessionId(Uuid::nil()));
+    push(&mut session, user(Vec::new(), vec![says("go")]));
+    let alone = format!("{:?}", transcript::request(&session, None, &blobs).expect("a request"));
+    let offered = |system: &[&str]| {
+        let mut rendered = Rendered::default();
+        rendered.know(&Offer::new(system.iter().map(|&part| part.to_owned()).collect(), Vec::new()));
+        rendered
+    };
+    let mut rendered = offered(&[]);
+    assert!(transcript::needs_after(&session, None, &mut rendered).is_empty());
+    let request = transcript::request_after(&session, None, &Store::new(), &mut rendered);
+    assert_eq!(format!("{:?}", request.expect("all is known")), alone);
+    // The agent's tools are the same blob as the prompt that it had, and still that has to be fetched.
+    let mut rendered = offered(&["be brief"]);
+    assert_eq!(transcript::needs_after(&session, None, &mut rendered), [nothing]);
+    let missing = transcript::request_after(&session, None, &Store::new(), &mut rendered);
+    assert_eq!(missing.expect_err("not fetched").digest, nothing);
+    let request = transcript::request_after(&session, None, &blobs, &mut rendered);
+    assert_eq!(format!("{:?}", request.expect("a request")), alone, "what was shown then");
 }

@@ -71,7 +71,7 @@ pub(crate) fn helpers(one: &LoadedAgent) -> Vec<&str> {
 }
 
 pub(crate) fn tools(one: &LoadedAgent) -> Vec<&str> {
-    one.agent.tools.iter().map(|tool| tool.name.as_str()).collect()
+    one.agent.tools().iter().map(|tool| tool.name.as_str()).collect()
 }
 
 pub(crate) fn all_warnings(loaded: &[LoadedAgent]) -> Vec<&str> {

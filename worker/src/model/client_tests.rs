@@ -105,7 +105,11 @@ struct Outcome {
 
 async fn ask(client: &HttpModelClient, target: &ModelTarget, streamed: bool) -> Outcome {
     let key = ApiKey::new("main", SECRET).expect("a key");
-    let request = ModelRequest { system: vec![], tools: vec![], messages: vec![user("the prompt").into()] };
+    let request = ModelRequest {
+        system: Arc::default(),
+        tools: Arc::default(),
+        messages: vec![user("the prompt").into()],
+    };
     let (backoffs, said) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     let result = {
         let deltas = |text: &str| said.lock().expect("no panic").push(text.to_owned());

@@ -1,5 +1,7 @@
 //! What goes to providers.
 
+use std::sync::Arc;
+
 use holdfast_engine::{
     content::Media,
     model::{Flavor, Message, ModelRequest, ModelTarget, RequestedCall},
@@ -42,7 +44,11 @@ fn image() -> Media {
 }
 
 fn request(messages: Vec<Message>) -> ModelRequest {
-    ModelRequest { system: vec![], tools: vec![], messages: messages.into_iter().map(Into::into).collect() }
+    ModelRequest {
+        system: Arc::default(),
+        tools: Arc::default(),
+        messages: messages.into_iter().map(Into::into).collect(),
+    }
 }
 
 fn text_of(target: &ModelTarget, request: &ModelRequest) -> String {
@@ -65,8 +71,8 @@ fn look() -> ToolSpec {
 #[test]
 fn a_chat_request_in_full() {
     let request = ModelRequest {
-        system: vec!["Be brief.".into(), String::new(), "Be kind.".into()],
-        tools: vec![look()],
+        system: vec!["Be brief.".into(), String::new(), "Be kind.".into()].into(),
+        tools: vec![look()].into(),
         messages: vec![
             user("hello"),
             assistant(
@@ -243,8 +249,8 @@ fn attachments_of_results_follow_the_whole_block() {
 #[test]
 fn an_anthropic_request_in_full() {
     let request = ModelRequest {
-        system: vec!["One.".into(), "Two.".into()],
-        tools: vec![look(), ToolSpec { name: "bare".into(), parameters: json!({}), ..look() }],
+        system: vec!["One.".into(), "Two.".into()].into(),
+        tools: vec![look(), ToolSpec { name: "bare".into(), parameters: json!({}), ..look() }].into(),
         messages: vec![
             user("hello"),
             assistant(

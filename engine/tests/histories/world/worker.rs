@@ -152,7 +152,7 @@ impl World {
         let before = held.session.length();
         let decision = self.decision(&mut held.session, run, mail, dice);
         for Blob { digest, text } in &decision.blobs {
-            self.blobs.insert(*digest, Arc::from(text.as_str()));
+            self.blobs.insert(*digest, Arc::clone(text));
         }
         let session = &held.session;
         for event in &decision.events {
