@@ -151,6 +151,11 @@ fn waits_of(calls: &[(Uuid, &TrackedCall)]) -> Result<Vec<Option<String>>, Store
     Ok(calls.iter().map(|(_, call)| text(call)).collect::<Result<_, _>>()?)
 }
 
+/// The arguments of a call that its row keeps: none once its end has been told, as `update_calls.sql` says too.
+fn kept_arguments(call: &TrackedCall) -> &str {
+    if call.told_result { "" } else { &call.arguments }
+}
+
 fn insert_calls<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Result<(), StoreError> {
     let calls = calls_of(members, true);
     if calls.is_empty() {
@@ -171,7 +176,7 @@ fn insert_calls<'a>(writes: &mut Writes<'a>, members: &'a [Member<'a>]) -> Resul
             column(&calls, |(_, call)| call.index),
             column(&calls, |(_, call)| call.provider_id.as_str()),
             column(&calls, |(_, call)| call.name.as_str()),
-            column(&calls, |(_, call)| call.arguments.as_str()),
+            column(&calls, |(_, call)| kept_arguments(call)),
             dispositions,
             column(&calls, |(_, call)| call.policy.decided_by.as_str()),
             column(&calls, |(_, call)| call.policy.idempotent),
