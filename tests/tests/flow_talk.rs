@@ -158,22 +158,22 @@ async fn a_run_fails_once_everything_has_come_home_and_the_model_still_gives_no_
     Ok(())
 }
 
-/// A round of two calls that end at once. Returns what happened to the session then, and the version that stored each
-/// turn.
-async fn round_of_peeks(rule: serde_json::Value) -> Result<(Vec<String>, Vec<i64>)> {
+/// A round of two calls, of which `peek` ends at once. Returns what happened to the session until its run stopped, and
+/// the version that stored each turn.
+async fn round_of(tools: [&str; 2], rule: serde_json::Value, ends: &str) -> Result<(Vec<String>, Vec<i64>)> {
     let database = fresh_database().await;
-    let peek = json!({"name": "peek", "arguments": {}});
+    let calls = tools.map(|name| json!({"name": name, "arguments": {}}));
     let script = json!({"rules": [
-        {"when": {"turn": 0}, "reply": {"tool_calls": [peek, peek]}}, {"reply": {"text": "seen"}}]});
+        {"when": {"turn": 0}, "reply": {"tool_calls": calls}}, {"reply": {"text": "seen"}}]});
     let model = Model::start(&script.to_string()).await?;
     // There is no such tool, which is found out at once.
     let config = json!({"slug": "peeks", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "m",
-        "toolCallPolicyConfig": {"rules": [rule]}});
+        "toolCallPolicyConfig": {"rules": [rule, {"tool": "ask", "disposition": {"tag": "defer"}}]}});
     let world = World::new(database.url(), model, AgentFiles::with_tools(&config, &[])?);
     let (_api, api) = world.node("api", &[], &[]).await?;
     let (_worker, _) = world.node("worker", &[], &[]).await?;
     let id = world.create(&api).await?;
-    world.until(&api, id, "idle").await?;
+    world.until(&api, id, ends).await?;
     let sql = database.connect().await;
     let events =
         "SELECT kind, coalesce(body::json->>'head', '') FROM events WHERE session_id = $1 ORDER BY seq";
@@ -188,9 +188,9 @@ async fn round_of_peeks(rule: serde_json::Value) -> Result<(Vec<String>, Vec<i64
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_only_reads_and_ends_at_once_is_stored_with_the_answer_that_asked_for_it() -> Result<()> {
-    let sync = json!({"tag": "runSync"});
+    let (sync, peeks) = (json!({"tag": "runSync"}), ["peek", "peek"]);
     let (events, versions) =
-        round_of_peeks(json!({"tool": "peek", "disposition": sync, "readOnly": true})).await?;
+        round_of(peeks, json!({"tool": "peek", "disposition": sync, "readOnly": true}), "idle").await?;
     let told = [
         "session.updated 1",
         "session.updated 2",
@@ -205,14 +205,30 @@ async fn what_only_reads_and_ends_at_once_is_stored_with_the_answer_that_asked_f
     ensure!(events == told, "{events:?}");
     ensure!(versions == [2, 3, 3, 4], "{versions:?}");
     let (events, versions) =
-        round_of_peeks(json!({"tool": "peek", "disposition": sync, "idempotent": true})).await?;
+        round_of(peeks, json!({"tool": "peek", "disposition": sync, "idempotent": true}), "idle").await?;
     ensure!(events == told, "the same is told, of one commit or two: {events:?}");
     ensure!(versions[2] > versions[1], "what may have effects is stored before it begins: {versions:?}");
     // What is counted isn't without effect, whatever the tool does.
     let counted = json!({"tag": "decorate", "inner": sync, "decorators": [
         {"tag": "rateLimit", "perMinute": 1_000}]});
     let (_, versions) =
-        round_of_peeks(json!({"tool": "peek", "disposition": counted, "readOnly": true})).await?;
+        round_of(peeks, json!({"tool": "peek", "disposition": counted, "readOnly": true}), "idle").await?;
     ensure!(versions[2] > versions[1], "{versions:?}");
+    // Beside a deferred call.
+    let told = [
+        "session.updated 1",
+        "session.updated 2",
+        "calls.deferred",
+        "tool.started",
+        "tool.completed",
+        "session.updated 2",
+        "run.stopped",
+    ];
+    for (rule, stored) in [("readOnly", [2, 3]), ("idempotent", [2, 3])] {
+        let rule = json!({"tool": "peek", "disposition": sync, rule: true});
+        let (events, versions) = round_of(["ask", "peek"], rule, "waiting_external").await?;
+        ensure!(events == told, "{events:?}");
+        ensure!(versions == stored, "{versions:?}");
+    }
     Ok(())
 }

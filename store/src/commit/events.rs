@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use holdfast_engine::{
     decide::Mode,
     ids::{CallId, SessionId},
+    mail::Settled,
     session::{Event, Status},
     waits::Waits,
 };
@@ -13,8 +14,10 @@ use serde_json::json;
 use super::{Commit, RunAfter};
 use crate::letters::NewEvent;
 
-/// The events of a step: what ended, what the session is now, what begins, and how the run ended. A step that also
-/// stores the answer which its user turn answers tells of that first, and of the calls that began and ended since.
+/// The events of a step: what ended, what the session is now, what begins, and how the run ended.
+///
+/// Calls may have begun and ended within a step that stores the answer which asked for them. It tells what two steps
+/// would have told: first the answer, with what was deferred and begun, then the rest.
 pub(super) fn of(
     work: &Commit,
     status: Status,
@@ -22,61 +25,47 @@ pub(super) fn of(
     mode: Mode,
     released: bool,
 ) -> Vec<NewEvent> {
-    let (mut ended, mut begun, mut deferred) = (Vec::new(), Vec::new(), Vec::new());
-    let subcall = |call: CallId, kind: &'static str, child: SessionId, agent: &str| {
-        let body = json!({"tool_call_id": call, "child_session_id": child, "agent": agent});
-        NewEvent::new(kind, &body)
-    };
-    let started = |call: CallId| {
-        NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, call)}))
-    };
-    let version = work.session.version + 1;
-    let updated = |head: Option<i64>| NewEvent::updated(version, status, detail, head);
-    let turns = work.happened.iter().filter_map(|event| match event {
-        Event::Answered { turn, .. } | Event::Sealed(turn) => Some(turn.position),
-        _ => None,
-    });
-    let head = (work.session.length() > 0).then(|| work.session.length());
-    let mut events: Vec<NewEvent> =
-        turns.filter(|turn| Some(*turn) != head).map(|turn| updated(Some(turn))).collect();
-    let ends = work.happened.iter().filter_map(|event| match event {
-        Event::Finished { call, .. } => Some(*call),
-        _ => None,
-    });
-    let ends: HashSet<CallId> = ends.collect();
+    let ends: HashSet<CallId> = work.happened.iter().filter_map(ended_call).collect();
+    let (mut passed, mut begun, mut ended, mut deferred) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for event in &work.happened {
         match event {
-            Event::Finished { call, settled, .. } => {
-                let succeeded = settled.word() == "completed";
-                if let Some(Waits::Child { session_id, agent }) = waits(work, *call) {
-                    let kind = if succeeded { "subcall.completed" } else { "subcall.failed" };
-                    ended.push(subcall(*call, kind, *session_id, agent));
+            Event::Finished { call, settled, .. } => ended.extend(completed(work, *call, settled)),
+            Event::Waits { call, .. } | Event::Started { call, .. } => {
+                let begins = if ends.contains(call) { &mut passed } else { &mut begun };
+                begins.push(started(work, *call));
+                if let Event::Waits { waits: Waits::Child { session_id, agent }, .. } = event {
+                    begins.push(subcall("subcall.started", *call, *session_id, agent));
                 }
-                ended.push(NewEvent::new(
-                    "tool.completed",
-                    &json!({"tool_call_id": call, "tool": tool(work, *call), "succeeded": succeeded, "state": settled.word()}),
-                ));
-            }
-            Event::Waits { call, waits, .. } => {
-                let begins = if ends.contains(call) { &mut events } else { &mut begun };
-                begins.push(started(*call));
-                if let Waits::Child { session_id, agent } = waits {
-                    begins.push(subcall(*call, "subcall.started", *session_id, agent));
-                }
-            }
-            Event::Started { call, .. } => {
-                let begins = if ends.contains(call) { &mut events } else { &mut begun };
-                begins.push(started(*call));
             }
             Event::Deferred { call, .. } => deferred.push(*call),
             _ => {}
         }
     }
-    events.extend(ended);
-    events.push(updated(head));
-    if !deferred.is_empty() {
-        events.push(NewEvent::new("calls.deferred", &json!({"calls": deferred})));
+    let deferred =
+        (!deferred.is_empty()).then(|| NewEvent::new("calls.deferred", &json!({"calls": deferred})));
+    let version = work.session.version + 1;
+    let head = (work.session.length() > 0).then(|| work.session.length());
+    let mut events = Vec::new();
+    let mut answer_told = false;
+    for event in &work.happened {
+        let (turn, answer) = match event {
+            Event::Sealed(turn) => (turn, false),
+            Event::Answered { turn, .. } => (turn, true),
+            _ => continue,
+        };
+        if Some(turn.position) != head || (answer && !passed.is_empty()) {
+            // The run went on from there.
+            let status = if mode == Mode::None { status } else { Status::Running };
+            events.push(NewEvent::updated(version, status, None, Some(turn.position)));
+            answer_told |= answer;
+        }
     }
+    let (early, late) = if answer_told { (deferred, None) } else { (None, deferred) };
+    events.extend(early);
+    events.extend(passed);
+    events.extend(ended);
+    events.push(NewEvent::updated(version, status, detail, head));
+    events.extend(late);
     events.extend(begun);
     if let (true, RunAfter::End { .. }) = (released && mode != Mode::None, &work.run) {
         if status == Status::Failed {
@@ -85,6 +74,35 @@ pub(super) fn of(
         events.push(NewEvent::new("run.stopped", &json!({"status": status.word()})));
     }
     events
+}
+
+fn ended_call(event: &Event) -> Option<CallId> {
+    match event {
+        Event::Finished { call, .. } => Some(*call),
+        _ => None,
+    }
+}
+
+fn started(work: &Commit, call: CallId) -> NewEvent {
+    NewEvent::new("tool.started", &json!({"tool_call_id": call, "tool": tool(work, call)}))
+}
+
+fn subcall(kind: &'static str, call: CallId, child: SessionId, agent: &str) -> NewEvent {
+    NewEvent::new(kind, &json!({"tool_call_id": call, "child_session_id": child, "agent": agent}))
+}
+
+/// A call's end, after that of the child session that worked on it.
+fn completed(work: &Commit, call: CallId, settled: &Settled) -> impl Iterator<Item = NewEvent> {
+    let succeeded = matches!(settled, Settled::Completed { .. });
+    let child = waits(work, call).and_then(|waits| match waits {
+        Waits::Child { session_id, agent } => {
+            let kind = if succeeded { "subcall.completed" } else { "subcall.failed" };
+            Some(subcall(kind, call, *session_id, agent))
+        }
+        _ => None,
+    });
+    let body = json!({"tool_call_id": call, "tool": tool(work, call), "succeeded": succeeded, "state": settled.word()});
+    child.into_iter().chain([NewEvent::new("tool.completed", &body)])
 }
 
 fn tool(work: &Commit, call: CallId) -> &str {
@@ -99,7 +117,6 @@ fn waits(work: &Commit, call: CallId) -> Option<&Waits> {
 mod tests {
     use chrono::DateTime;
     use holdfast_engine::{
-        mail::Settled,
         policy::{Applied, Disposition},
         session::{CallState, Session, TrackedCall},
     };
