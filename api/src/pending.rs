@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use axum::{Json, extract::State, response::Response};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use holdfast_engine::{content::ToolResult, ids::Token};
+use holdfast_engine::{
+    content::{MAX_DEPTH, ToolResult},
+    ids::Token,
+};
 use holdfast_store::{
     history,
     idempotency::Done,
@@ -200,8 +203,14 @@ fn report(body: CompleteBody) -> Answer<Report> {
         (Some(Value::String(text)), None) => ToolResult::text(text),
         (Some(value @ Value::Object(_)), None) => {
             check_result(&value).map_err(ApiError::bad_request)?;
-            serde_json::from_value(value)
-                .map_err(|error| ApiError::bad_request(format!("result: {error}")))?
+            let result: ToolResult = serde_json::from_value(value)
+                .map_err(|error| ApiError::bad_request(format!("result: {error}")))?;
+            if result.is_too_deep() {
+                return Err(ApiError::bad_request(format!(
+                    "result: the content is nested deeper than {MAX_DEPTH} levels; it can be given as text"
+                )));
+            }
+            result
         }
         (Some(_), None) => {
             return Err(ApiError::bad_request("result must be a text or a tool result with a `type`"));

@@ -167,7 +167,7 @@ impl Agent {
 
     /// Offers these tools from now on.
     pub fn offer_tools(&mut self, tools: Vec<ToolSpec>) {
-        self.offer = Arc::new(Offer::new(self.offer.system.value.to_vec(), tools));
+        self.offer = Arc::new(self.offer.with_tools(tools));
     }
 
     /// What carries a tool out, if the engine does.

@@ -6,6 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
+/// How deep the JSON of a result may be nested. Where it is stored it stands some levels deeper, and the reader ends at
+/// 128.
+pub const MAX_DEPTH: usize = 100;
+
 /// A media attachment as turns and results hold it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -71,6 +75,16 @@ impl ToolResult {
         Self::Text { content: content.into() }
     }
 
+    /// A JSON value as a result: as its text if it is nested deeper than [`MAX_DEPTH`].
+    pub fn json(content: Value) -> Self {
+        if is_deeper(&content, MAX_DEPTH) { Self::text(content.to_string()) } else { Self::Json { content } }
+    }
+
+    /// Whether it is JSON that is nested deeper than [`MAX_DEPTH`], which can't be kept.
+    pub fn is_too_deep(&self) -> bool {
+        matches!(self, Self::Json { content } if is_deeper(content, MAX_DEPTH))
+    }
+
     /// What a model that reads text only is shown of the result.
     pub fn as_text(&self) -> String {
         match self {
@@ -100,6 +114,15 @@ impl ToolResult {
                 .collect(),
             Self::Text { .. } | Self::Json { .. } => Vec::new(),
         }
+    }
+}
+
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(_) | Value::Object(_) if levels == 0 => true,
+        Value::Array(items) => items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => fields.values().any(|field| is_deeper(field, levels - 1)),
+        _ => false,
     }
 }
 

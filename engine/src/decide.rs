@@ -153,6 +153,13 @@ pub struct Decision {
     pub until: Option<Time>,
 }
 
+/// Whether calls may begin although what has happened isn't stored yet: all of them only read, and the model is shown
+/// nothing by what has happened. If it is never stored, the model is asked again and they are other calls.
+pub fn may_begin_unstored(starts: &[Start], happened: &[Event]) -> bool {
+    let shown = happened.iter().any(|event| matches!(event, Event::Sealed(_)));
+    !shown && starts.iter().all(|start| start.only_reads)
+}
+
 /// What a decision is made from, besides the session.
 pub struct Context<'a> {
     /// The agent.
@@ -188,12 +195,11 @@ impl Context<'_> {
 /// Decides what a session does next.
 ///
 /// The session is taken as it stands after its last event; the events that come back are already
-/// applied to it, so that callers only have to store them.
+/// applied to it, so that callers only have to store them, and to [forget](Session::forget_told) then what was told.
 ///
 /// # Errors
 /// [`Illegal`] would be a fault of this module; the session must then be dropped.
 pub fn decide(session: &mut Session, context: &mut Context<'_>) -> Result<Decision, Illegal> {
-    session.forget_told();
     let mut plan =
         Plan { session, events: Vec::new(), blobs: Vec::new(), spawns: Vec::new(), dismissed: Vec::new() };
     plan.fold(context)?;
@@ -287,11 +293,13 @@ pub fn answered(session: &Session, context: &mut Context<'_>, answer: ModelAnswe
 }
 
 /// What the agent's policy says of a call. What the engine itself carries out may be done again: it leaves the
-/// same traces under the same ids.
+/// same traces under the same ids. For that it has to be stored first, whatever a rule says.
 fn policy_of(agent: &Agent, call: &LlmCall) -> crate::policy::Applied {
     let applied = agent.policy.apply(&call.name, &call.arguments);
+    let own = agent.builtin(&call.name).is_some();
     crate::policy::Applied {
-        idempotent: applied.idempotent || agent.builtin(&call.name).is_some(),
+        idempotent: applied.idempotent || own,
+        read_only: applied.read_only && !own,
         ..applied
     }
 }

@@ -1,5 +1,5 @@
-//! What an agent offers a model: its prompt and its tools. They are made ready once: user turns name them by their
-//! blobs, and requests share them.
+//! What an agent offers a model: its prompt and its tools. They are made ready when the agent is read, and when its
+//! tools change: user turns name them by their blobs, and requests share them.
 
 use std::sync::Arc;
 
@@ -36,5 +36,10 @@ impl Offer {
     /// What an agent with this prompt and these tools offers.
     pub fn new(system: Vec<String>, tools: Vec<ToolSpec>) -> Self {
         Self { system: Part::new(system), tools: Part::new(tools) }
+    }
+
+    /// The same prompt with other tools.
+    pub fn with_tools(&self, tools: Vec<ToolSpec>) -> Self {
+        Self { system: self.system.clone(), tools: Part::new(tools) }
     }
 }

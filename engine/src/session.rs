@@ -319,7 +319,8 @@ impl Session {
         self.calls.iter().filter(move |call| call.turn == position)
     }
 
-    /// Drops the calls whose end the model has been told. The store has them.
+    /// Drops the calls whose end the model has been told. Once what told them is stored, and not before: the store
+    /// learns how they ended from here.
     pub fn forget_told(&mut self) {
         self.calls.retain(|call| !call.told_result);
     }

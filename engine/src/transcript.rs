@@ -156,7 +156,7 @@ pub struct Rendered {
     turns: Vec<Option<Vec<Arc<Message>>>>,
     /// By position, from 1: whether a turn is a user's, and its size.
     sizes: Vec<(bool, u64)>,
-    /// The prompt and the tools that were shown last, or will be.
+    /// The prompt and the tools that were shown last, or that the agent offers.
     system: Known<Vec<String>>,
     tools: Known<Vec<ToolSpec>>,
 }

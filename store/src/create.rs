@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use futures::{StreamExt, stream};
 use holdfast_engine::{
     decide::Mode,
     ids::{CallId, SessionId},
@@ -24,6 +25,9 @@ use crate::{
 
 /// Sessions that one transaction creates at the most.
 pub const MAX_GROUP: usize = 64;
+
+/// How many sessions of a group that failed are created at once, each by itself.
+const ALONE_AT_ONCE: usize = 4;
 
 /// Bytes of messages' blobs beyond which a group takes no further session in.
 const GROUP_BYTES: usize = 4 * 1024 * 1024;
@@ -125,7 +129,8 @@ fn next_group(first: Waiting, arriving: &mut mpsc::Receiver<Waiting>) -> Vec<Wai
     group
 }
 
-/// Creates a group. If that fails as a whole, each is created by itself, so that only the culprit fails.
+/// Creates a group. If that fails as a whole, each is created by itself, so that only the culprit fails; those that
+/// come later don't wait for that.
 async fn take_group(store: Store, group: Vec<Waiting>) {
     if group.is_empty() {
         return;
@@ -148,10 +153,13 @@ async fn take_group(store: Store, group: Vec<Waiting>) {
             }
         }
         Ok(Done::Before { .. }) | Err(_) => {
-            for waiting in group {
-                let created = against_rivals(|| Box::pin(alone(&store, &waiting.request, None))).await;
-                let _ = waiting.answer.send(created.map(|_| ()));
-            }
+            tokio::spawn(stream::iter(group).for_each_concurrent(ALONE_AT_ONCE, move |waiting| {
+                let store = store.clone();
+                async move {
+                    let created = against_rivals(|| Box::pin(alone(&store, &waiting.request, None))).await;
+                    let _ = waiting.answer.send(created.map(|_| ()));
+                }
+            }));
         }
     }
 }

@@ -228,14 +228,16 @@ impl Holder {
         self.happened.push(event);
     }
 
-    /// The commit of what happened since the last one.
+    /// The commit of what happened since the last one, which is taken for stored.
     pub fn work(&mut self, run: RunAfter) -> Commit {
+        let session = self.session.clone();
+        self.session.forget_told();
         Commit {
             id: Uuid::now_v7(),
             epoch: self.lease.epoch,
             agent: self.lease.agent.clone(),
             agent_revision: self.agent.revision.clone(),
-            session: self.session.clone(),
+            session,
             happened: std::mem::take(&mut self.happened),
             blobs: std::mem::take(&mut self.blobs),
             to_parent: self.letter_to_parent(&run),

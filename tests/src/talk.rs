@@ -27,6 +27,8 @@ pub enum Talk {
     OnTimeout,
     /// The same, but both only read; and another round of the fast one.
     Reads,
+    /// A slow call leaves no place to a call that only reads, which begins as the end of the slow one is told.
+    ReadsBeside,
     /// A slow call that is attached for as long as its rule says.
     Attached,
     /// The result of a slow call is read by its status before it is told.
@@ -61,11 +63,12 @@ pub enum Talk {
 
 impl Talk {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::OnAnyProgress,
         Self::WhenAllDone,
         Self::OnTimeout,
         Self::Reads,
+        Self::ReadsBeside,
         Self::Attached,
         Self::ReadFirst,
         Self::Interrupted,
@@ -86,7 +89,11 @@ impl Talk {
     /// What the model says last.
     pub fn last_words(self) -> &'static str {
         match self {
-            Self::OnAnyProgress | Self::OnTimeout | Self::Attached | Self::Interrupted => "all done",
+            Self::OnAnyProgress
+            | Self::OnTimeout
+            | Self::ReadsBeside
+            | Self::Attached
+            | Self::Interrupted => "all done",
             Self::WhenAllDone | Self::Reads => "fast: fast\n slow: slow\n",
             Self::ReadFirst => "read slow",
             Self::WaitInterrupted => "all done",
@@ -137,8 +144,8 @@ impl Talk {
                 asked(world, 2).await?;
                 let_go(world.agent.dir())?;
             }
-            Self::Interrupted | Self::WaitInterrupted => {
-                let already = if self == Self::Interrupted { 1 } else { 2 };
+            Self::Interrupted | Self::ReadsBeside | Self::WaitInterrupted => {
+                let already = if self == Self::WaitInterrupted { 2 } else { 1 };
                 asked(world, already).await?;
                 running(world, api, id).await?;
                 interrupt(world, api, id).await?;
@@ -150,7 +157,7 @@ impl Talk {
                 held(world).await?;
                 interrupt(world, api, id).await?;
                 if self == Self::RequestLeftAlone {
-                    taken_in(world, id).await?;
+                    taken_in(world, api, id).await?;
                     world.model.release("thinking").await?;
                 }
             }
@@ -283,8 +290,12 @@ async fn held(world: &World) -> Result<()> {
     until(async || Ok(!world.model.held().await?.is_empty())).await.context("the model is asked")
 }
 
-/// Waits until all mail of a session has been considered.
-async fn taken_in(world: &World, id: Uuid) -> Result<()> {
+/// Waits until all mail of a session has been considered. An order after it, of which there is nothing to obey, is
+/// stored at once.
+async fn taken_in(world: &World, api: &str, id: Uuid) -> Result<()> {
+    let order = json!({"body": {"tag": "control", "message": {"tag": "cancelAllAttached"}}});
+    let (status, view) = world.call("POST", &format!("{api}/v1/sessions/{id}/mail"), Some(&order)).await?;
+    ensure!(status == 202, "{status} {view}");
     let sql = connect(&world.url).await?;
     let considered = "SELECT mail_cursor = mail_seq FROM sessions WHERE id = $1";
     until(async || Ok(sql.query_one(considered, &[&id]).await?.get(0))).await.context("mail is considered")
@@ -321,11 +332,16 @@ pub async fn check(world: &World) -> Result<()> {
     ensure!(violations.is_empty(), "{violations:?}");
     for request in world.model.requests().await? {
         let text = request["messages"].to_string();
-        for marker in ["(bash_slow) completed]", "(bash_slow) failed]"] {
+        for marker in ["(bash_slow) completed]", "(bash_slow) failed]", "(bash_fast) completed]"] {
             ensure!(text.matches(marker).count() <= 1, "{marker} is told twice: {text}");
         }
         ensure!(!text.contains("orphaned"), "a call was given up that may run again: {text}");
     }
+    let untold = "SELECT name, state FROM tool_calls c JOIN sessions s ON s.id = c.session_id
+        WHERE s.agent = 'main' AND NOT told_result";
+    let untold = connect(&world.url).await?.query(untold, &[]).await?;
+    let untold: Vec<(&str, &str)> = untold.iter().map(|row| (row.get(0), row.get(1))).collect();
+    ensure!(untold.is_empty(), "the store wasn't told of: {untold:?}");
     Ok(())
 }
 

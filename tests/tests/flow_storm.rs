@@ -41,22 +41,26 @@ async fn letters_to_a_busy_session_cost_no_commit_before_it_speaks_again() -> Re
     let session = world.create(&api).await?;
     until_asked(&world, Instant::now() + PATIENCE).await?;
     let asked = world.view(&api, session).await?["version"].as_i64().context("no version")?;
-    let mail = format!("{api}/v1/sessions/{session}/mail");
-    let write = async |text: &str| {
-        let body = json!({"body": {"tag": "userMessage", "query": text}});
-        let (status, receipt) = world.call("POST", &mail, Some(&body)).await?;
+    let to = |what: &str| format!("{api}/v1/sessions/{session}/{what}");
+    // A message brings an order to go on along, for a session that is held.
+    let write = async |text: &str, as_mail: bool| {
+        let (url, body) = match as_mail {
+            true => (to("mail"), json!({"body": {"tag": "userMessage", "query": text}})),
+            false => (to("messages"), json!({"prompt": text})),
+        };
+        let (status, receipt) = world.call("POST", &url, Some(&body)).await?;
         ensure!(status == 202, "{status} {receipt}");
         anyhow::Ok(())
     };
     for n in 0..30 {
-        write(&format!("letter {n}")).await?;
+        write(&format!("letter {n}"), n % 2 == 0).await?;
     }
     let busy = world.view(&api, session).await?["version"].as_i64().context("no version")?;
     ensure!(busy == asked, "thirty letters raised the version from {asked} to {busy}");
     // What was read and waits is in nobody's memory alone.
     worker.kill().await?;
     let (_worker, _) = world.node("worker", &[], &[]).await?;
-    write("the last letter").await?;
+    write("the last letter", true).await?;
     world.model.release("good").await?;
     world.until(&api, session, "idle").await?;
     let asked = world.model.requests().await?.last().context("nothing was asked")?.to_string();

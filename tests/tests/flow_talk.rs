@@ -27,6 +27,7 @@ plain! {
     when_all_are_done_the_model_is_asked_once = WhenAllDone,
     after_a_while_the_model_is_asked_while_a_call_goes_on = OnTimeout,
     calls_that_only_read_run_beside_the_commit = Reads,
+    a_call_that_only_reads_begins_as_another_is_told_of = ReadsBeside,
     a_call_is_attached_for_as_long_as_its_rule_says = Attached,
     a_result_that_was_read_is_not_told_again = ReadFirst,
     a_person_may_interrupt_what_is_waited_for = Interrupted,

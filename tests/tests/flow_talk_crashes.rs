@@ -96,6 +96,7 @@ anywhere! {
     while_all_are_waited_for = WhenAllDone,
     while_a_call_is_waited_for_a_while = OnTimeout,
     while_calls_only_read = Reads,
+    while_a_call_that_only_reads_begins_beside = ReadsBeside,
     while_a_call_is_attached = Attached,
     while_a_status_is_read = ReadFirst,
     while_a_person_interrupts = Interrupted,

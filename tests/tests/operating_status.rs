@@ -220,13 +220,14 @@ async fn a_forgotten_writer_is_named_with_what_the_feed_holds_back() {
         .await
         .expect("written");
     world.session().await;
-    let told = status(url, JSON).await;
-    assert_eq!(told.json["feed"]["oldest_writer"]["name"], "forgetful", "{}", told.text);
+    // Older writers of other databases of the server, as tests beside this one make them, hold the feed back as well.
+    let by_forgetful = |told: &Told| told.json["feed"]["oldest_writer"]["name"] == "forgetful";
+    let told = until(url, JSON, by_forgetful).await;
     assert_eq!(told.json["feed"]["events_held_back"], 1);
     // What the database's clock says of the event's age is what counts.
     let sql = world.sql().await;
     sql.batch_execute("UPDATE events SET at = at - interval '61 seconds'").await.expect("aged");
-    let told = status(url, JSON).await;
+    let told = until(url, JSON, by_forgetful).await;
     assert!(told.finding("feed-lag").expect("found").contains("forgetful"), "{}", told.text);
     writer.batch_execute("ROLLBACK").await.expect("given back");
 }

@@ -76,7 +76,7 @@ fn success(info: &ScriptInfo, stdout: &Capture) -> Outcome {
     match form(media_type) {
         Form::Text => Outcome::Completed(ToolResult::text(noted_text(stdout, None))),
         Form::Json => Outcome::Completed(match serde_json::from_slice(head) {
-            Ok(content) if stdout.cut() == 0 => ToolResult::Json { content },
+            Ok(content) if stdout.cut() == 0 => ToolResult::json(content),
             _ => {
                 let note = "the tool promised JSON, but this is none";
                 ToolResult::text(noted_text(stdout, (stdout.cut() == 0).then_some(note)))

@@ -95,6 +95,12 @@ pub(crate) fn idle(
         }
     }
     let policy = Policy::new(config)?;
+    for (index, rule) in config.rules.iter().enumerate() {
+        if rule.read_only && !matches!(rule.disposition.base(), Disposition::RunSync) {
+            let place = format!("toolCallPolicyConfig.rules[{index}]");
+            warnings.push(format!("{place}: readOnly has the effect of idempotent alone without runSync"));
+        }
+    }
     for (index, wrapper) in config.wrappers.iter().enumerate() {
         let place = format!("toolCallPolicyConfig.wrappers[{index}]");
         let wrapped: Vec<&str> =

@@ -116,6 +116,16 @@ impl Running {
         self.futures.push(run.instrument(span).boxed());
     }
 
+    /// Calls run of which others don't know yet: nobody is told of their progress.
+    pub(crate) fn unstored(&self) {
+        self.board.close();
+    }
+
+    /// All calls that run are stored.
+    pub(crate) fn stored(&self) {
+        self.board.open();
+    }
+
     /// What a call that runs here has said of its progress, oldest first.
     pub(crate) fn progress(&self, call: CallId) -> Vec<Value> {
         self.board.read(call)

@@ -11,7 +11,7 @@ use holdfast_engine::{
     content::{Blob, Digest, Payload, ToolResult},
     decide::{self, Context, Mode, Next, Run, Spawn},
     ids::{CallId, SessionId},
-    mail::{Envelope, Settled},
+    mail::{Control, Envelope, MailBody, Settled},
     model::ModelAnswer,
     session::{CallState, Event, Hold, Illegal, Session, Status},
     turn::{Turn, TurnBody},
@@ -89,6 +89,8 @@ struct Driver<'a> {
     dismissed: Vec<SessionId>,
     /// How far the store knows that mail has been considered.
     cursor_kept: i64,
+    /// Orders to go on, above that, that found nothing to lift.
+    idle_orders: usize,
     /// Blobs that this run has stored: the prompt and the tools stand in every user turn.
     stored: HashSet<Digest>,
     running: Running,
@@ -98,7 +100,8 @@ struct Driver<'a> {
     unanswered: Option<String>,
     /// When to decide again at the latest.
     until: Option<DateTime<Utc>>,
-    /// Until when what has happened isn't stored, because calls that only read run and may end at once.
+    /// Until when what has happened needn't be stored, because calls that only read run and may end at once. It counts
+    /// from the first of them; the next commit ends it.
     reads_until: Option<Instant>,
     clock: Clock,
     fetched: Fetched,
@@ -136,6 +139,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
         spawns: Vec::new(),
         dismissed: Vec::new(),
         cursor_kept,
+        idle_orders: 0,
         stored: HashSet::new(),
         running: Running::default(),
         asking: None,
@@ -224,8 +228,9 @@ impl Driver<'_> {
 
     /// Stores what happened, if anything did; the run goes on.
     ///
-    /// That letters were read and wait is nothing: the next step says so too, and whoever holds the run before that
-    /// reads them again and finds the same. So those who write to a busy session don't wait for its worker.
+    /// That letters were read and wait is nothing, and so is an order to go on where nothing stands in the way, which
+    /// comes along with a person's message: the next step says so too, and whoever holds the run before that reads them
+    /// again and finds the same. So those who write to a busy session don't wait for its worker.
     async fn keep(&mut self) -> Result<(), Gone> {
         if self.only_set_aside() {
             self.happened.clear();
@@ -236,13 +241,14 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Whether nothing happened but that mail was read, and all of it waits. A letter that is done with is something:
-    /// it takes nobody's place in the mailbox any more.
+    /// Whether nothing happened but that mail was read, and all of it waits or says to go on. Another letter that is
+    /// done with is something: it takes nobody's place in the mailbox any more.
     fn only_set_aside(&self) -> bool {
         let session = &self.session;
         let waiting = session.left.iter().filter(|letter| letter.seq > self.cursor_kept).count();
         let read = usize::try_from(session.cursor - self.cursor_kept).unwrap_or(usize::MAX);
-        waiting == read && self.happened.iter().all(|event| matches!(event, Event::Folded { .. }))
+        waiting + self.idle_orders == read
+            && self.happened.iter().all(|event| matches!(event, Event::Folded { .. }))
     }
 
     /// Stores what happened and goes.
@@ -253,6 +259,10 @@ impl Driver<'_> {
 
     fn decide(&mut self) -> Result<Next, Gone> {
         let inbox = std::mem::take(&mut self.inbox);
+        // One that lifts something is an event as well.
+        let go_on = MailBody::Control { message: Control::Resume };
+        let orders = inbox.iter().filter(|letter| letter.seq > self.session.cursor && letter.body == go_on);
+        self.idle_orders += orders.count();
         let mode = if self.unanswered.is_some() { Mode::None } else { self.run.mode };
         let run = Run { mode, asking: self.asking.is_some(), ..self.run };
         let progress = |call| self.running.progress(call);
@@ -304,7 +314,6 @@ impl Driver<'_> {
 
     /// Stores what happened since the last commit. Returns whether the run is released.
     async fn store(&mut self, run: RunAfter) -> Result<bool, Gone> {
-        self.reads_until = None;
         let to_parent = self.letter_to_parent(&run);
         if let Some((_, _, blob)) = &to_parent {
             self.blobs.extend(blob.clone());
@@ -337,7 +346,10 @@ impl Driver<'_> {
             Ok(Outcome::Stored { version, released, wake_seq, mode }) => {
                 self.slot.releasing(released);
                 self.stored.extend(brought);
-                self.cursor_kept = self.session.cursor;
+                self.session.forget_told();
+                self.running.stored();
+                self.reads_until = None;
+                (self.cursor_kept, self.idle_orders) = (self.session.cursor, 0);
                 self.session.version = version;
                 self.run.mode = mode;
                 if !released && wake_seq > self.session.cursor {

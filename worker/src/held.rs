@@ -304,4 +304,20 @@ mod tests {
         let _third = held.enter(session, 3, standing);
         assert!(second.borrow().lost);
     }
+
+    #[tokio::test]
+    async fn a_run_about_to_be_released_is_kept_no_longer() {
+        let (held, session) = (Held::default(), SessionId(Uuid::from_u128(1)));
+        assert!(!held.keeps(session) && !held.has(session));
+        let until = Instant::now() + Duration::from_secs(1);
+        let _first = held.enter(session, 1, Standing { until, wake_seq: 1, lost: false });
+        assert!(held.keeps(session), "what is hinted of it, its task hears from its own reads");
+        held.releasing(session, 1, true);
+        assert!(!held.keeps(session) && held.has(session), "it may be back as another run");
+        // The commit found mail that came in between.
+        held.releasing(session, 1, false);
+        assert!(held.keeps(session));
+        held.forget(session, 1);
+        assert!(!held.keeps(session) && !held.has(session));
+    }
 }

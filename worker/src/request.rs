@@ -1,4 +1,4 @@
-//! Asking the model: the request is built from what is stored, and nothing else.
+//! Asking the model: the request is built from what is stored, and from what the agent offers where that is the same.
 
 use std::{
     collections::HashMap,

@@ -117,7 +117,7 @@ impl Desk {
         let doing = async {
             loop {
                 match self.try_once(&request).await {
-                    Ok(value) => return Outcome::Completed(ToolResult::Json { content: value }),
+                    Ok(value) => return Outcome::Completed(ToolResult::json(value)),
                     Err(Refused::Told(text)) => return Outcome::Failed(text),
                     Err(Refused::Away) => tokio::time::sleep(PAUSE).await,
                 }

@@ -213,6 +213,7 @@ impl Held {
         };
         match commit::commit(&self.store, &work, Instant::now() + PATIENCE).await.expect("a commit") {
             Outcome::Stored { version, released, wake_seq, mode } => {
+                self.session.forget_told();
                 self.session.version = version;
                 self.run.mode = mode;
                 if !released && wake_seq > self.session.cursor {

@@ -112,10 +112,20 @@ async fn bad_bodies_are_named() {
             "parts[1]",
         ),
         (json!({"type": "mixed", "parts": [["text", "x"]]}), "parts[0]"),
+        (json!({"type": "json", "content": nested(101)}), "deeper than 100 levels"),
     ] {
         refused(&node, &token, json!({"result": result}), named).await;
     }
+    let unknown = Uuid::now_v7();
+    let deepest = json!({"result": {"type": "json", "content": nested(100)}});
+    let reply = node.post(&format!("/v1/continuations/{unknown}"), deepest).await;
+    assert_eq!(reply.refusal().1, "unknown_token", "nothing is wrong with the result");
     assert_eq!(node.get("/v1/sessions?tree").await.json()["sessions"].as_array().map(Vec::len), Some(1));
+}
+
+/// Arrays in arrays.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!([inner]))
 }
 
 async fn refused(node: &Node, path: &str, body: Value, named: &str) {

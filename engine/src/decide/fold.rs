@@ -7,7 +7,7 @@ use crate::{
     ids::CallId,
     mail::{Control, Envelope, MailBody, Settled},
     say::result_in,
-    session::{CallState, Event, Illegal, Stop, TrackedCall},
+    session::{CallState, Event, Hold, Illegal, Stop, TrackedCall},
     transcript,
 };
 
@@ -89,6 +89,8 @@ impl Plan<'_> {
                 }
                 Ok(())
             }
+            // Nothing stands in the way: those who write to a session that goes on send this along.
+            Control::Resume if self.session.hold == Hold::None && self.session.stop.is_none() => Ok(()),
             Control::Resume => self.happen(Event::Resumed),
             Control::StopRun => {
                 self.happen(Event::StopOrdered(Stop::Cancelled))?;

@@ -72,7 +72,7 @@ impl Plan<'_> {
     }
 
     fn complete(&mut self, call: CallId, result: Value, context: &Context<'_>) -> Result<(), Illegal> {
-        let (result, blob) = Payload::pack(ToolResult::Json { content: result });
+        let (result, blob) = Payload::pack(ToolResult::json(result));
         self.blobs.extend(blob);
         self.finish(call, Settled::Completed { result }, context.now)
     }

@@ -6,6 +6,7 @@ use super::{
     config::{PolicyConfig, RuleConfig, WrapperConfig},
     disposition::{Decorator, Disposition, Hook, Verdict},
 };
+use crate::content::{MAX_DEPTH, ToolResult};
 
 /// Wrappers that a policy may have.
 pub const MAX_WRAPPERS: usize = 64;
@@ -110,6 +111,10 @@ pub(super) fn policy(config: &PolicyConfig) -> Result<(), PolicyError> {
 
 fn rule(rule: &RuleConfig, place: &str) -> Result<(), PolicyError> {
     disposition(&rule.disposition, rule.may_repeat(), place)?;
+    if rule.on_deadline.answer().is_some_and(ToolResult::is_too_deep) {
+        let range = format!("nested at most {MAX_DEPTH} levels deep");
+        return Err(PolicyError::OutOfRange { place: place.to_owned(), field: "onDeadline", range });
+    }
     match rule.deadline_seconds {
         Some(seconds) => within(place, "deadlineSeconds", seconds, &DEADLINE_SECONDS, ""),
         None => Ok(()),

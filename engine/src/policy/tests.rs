@@ -37,6 +37,19 @@ fn the_first_matching_rule_decides() {
 }
 
 #[test]
+fn an_answer_that_could_not_be_kept_is_refused() {
+    let config = |levels: usize| {
+        let content = (0..levels).fold(json!(1), |inner, _| json!([inner]));
+        let rule = json!({"tool": "sign", "disposition": {"tag": "defer"},
+            "onDeadline": {"answer": {"type": "json", "content": content}}});
+        Policy::new(&serde_json::from_value(json!({"rules": [rule]})).expect("a policy"))
+    };
+    assert!(config(100).is_ok());
+    let refused = config(101).expect_err("too deep").to_string();
+    assert!(refused.ends_with("rule 0: onDeadline must be nested at most 100 levels deep"), "{refused}");
+}
+
+#[test]
 fn decorators_are_read_from_the_outside_in_and_the_shortest_timeout_wins() {
     let d: Disposition = serde_json::from_value(json!({"tag": "decorate",
         "decorators": [{"tag": "withTimeout", "contents": 30}, {"tag": "withLabel", "contents": "out"}],

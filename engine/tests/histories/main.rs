@@ -126,9 +126,9 @@ proptest! {
 /// The simulator has to reach what the property is about; a history of nothing proves nothing.
 #[test]
 fn histories_reach_what_they_are_about() {
-    let mut dice = dice::Dice::new(7);
+    let mut dice = dice::Dice::new(8);
     let mut seen = seen::Seen::default();
-    for shape in 0..60 {
+    for shape in 0..144 {
         let mut world = World::new(shape);
         world.message(Mode::UntilBlocked);
         for _ in 0..120 {

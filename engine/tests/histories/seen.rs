@@ -24,6 +24,8 @@ pub(crate) struct Seen {
     parks: u32,
     interrupted_requests: u32,
     ended_while_asking: u32,
+    begun_unstored: u32,
+    died_unstored: u32,
     woken_by_mail: u32,
     woken_by_call: u32,
     woken_by_time: u32,
@@ -53,6 +55,8 @@ impl Seen {
         self.parks += world.parks;
         self.interrupted_requests += world.interrupted_requests;
         self.ended_while_asking += world.ended_while_asking;
+        self.begun_unstored += world.begun_unstored;
+        self.died_unstored += world.died_unstored;
         self.children += u32::try_from(world.children.len()).expect("few");
         let dismissed = world.children.values().filter(|child| child.dismissed);
         self.dismissed += u32::try_from(dismissed.count()).expect("few");
@@ -85,6 +89,8 @@ impl Seen {
             self.parks,
             self.interrupted_requests,
             self.ended_while_asking,
+            self.begun_unstored,
+            self.died_unstored,
             self.woken_by_mail,
             self.woken_by_call,
             self.woken_by_time,

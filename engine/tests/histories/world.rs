@@ -66,6 +66,8 @@ struct Held {
     asking: Option<i64>,
     /// Calls that run, as the worker knows it.
     running: Vec<CallId>,
+    /// What has happened since the last commit.
+    unstored: Vec<Event>,
     /// How much mail there was and how far the run went when the worker last looked, both seen at
     /// once. What comes between looking and committing is news to the commit.
     looked: Option<(usize, Mode)>,
@@ -105,6 +107,9 @@ pub(crate) struct World {
     /// How often a request was ended by an interrupt, and how many calls ended beside one.
     pub(crate) interrupted_requests: u32,
     pub(crate) ended_while_asking: u32,
+    /// How often calls began before it was stored that they do, and how many of them died so.
+    pub(crate) begun_unstored: u32,
+    pub(crate) died_unstored: u32,
     ids: Cell<u128>,
     clock: i64,
     calm: bool,
@@ -132,6 +137,8 @@ impl World {
             parks: 0,
             interrupted_requests: 0,
             ended_while_asking: 0,
+            begun_unstored: 0,
+            died_unstored: 0,
             ids: Cell::new(0),
             clock: 0,
             calm: false,
@@ -335,12 +342,12 @@ impl World {
 
     // The store.
 
-    /// Stores what a step changed, and checks everything.
-    fn commit(&mut self, events: &[Event]) {
-        let held = self.held.take().expect("only the holder commits");
+    /// Stores what has happened since the last commit, and checks everything.
+    fn commit(&mut self) {
+        let mut held = self.held.take().expect("only the holder commits");
         let session = &held.session;
-        for event in events {
-            checks::observe(&mut self.calls, event);
+        for event in held.unstored.drain(..) {
+            checks::observe(&mut self.calls, &event);
         }
         checks::calls_agree(&self.calls, session);
         assert!(session.turns.len() >= self.stored.turns.len(), "turns are only appended");
@@ -352,13 +359,20 @@ impl World {
             self.stored.turns.push((turn.id, turn.position, turn.at, turn.body.tag(), text));
         }
         assert!(session.cursor >= self.stored.cursor, "the cursor never goes back");
+        // A row that a commit says nothing of stays as it is.
+        for call in &session.calls {
+            match self.stored.calls.iter_mut().find(|stored| stored.id == call.id) {
+                Some(stored) => stored.clone_from(call),
+                None => self.stored.calls.push(call.clone()),
+            }
+        }
         // What was told is stored too, and never loaded again.
-        let untold = session.calls.iter().filter(|call| !call.told_result);
-        self.stored.calls = untold.cloned().collect();
+        self.stored.calls.retain(|call| !call.told_result);
         self.stored.left = session.left.iter().map(|letter| letter.seq).collect();
         self.stored.hold = Some(session.hold);
         self.stored.cursor = session.cursor;
         checks::session_holds(self, session, &self.stored_session());
+        held.session.forget_told();
         self.held = Some(held);
     }
 

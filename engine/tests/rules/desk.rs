@@ -152,8 +152,14 @@ impl Desk {
         self.post(MailBody::ContinuationResult { tool_call_id: call, settled: completed(text) })
     }
 
-    /// Decides with the mail that was posted since the last decision.
+    /// Decides with the mail that was posted since the last decision, which is stored by now.
     pub(crate) fn decide(&mut self) -> Decision {
+        self.session.forget_told();
+        self.decide_unstored()
+    }
+
+    /// As [`Self::decide`], where nothing was stored meanwhile.
+    pub(crate) fn decide_unstored(&mut self) -> Decision {
         self.clock.set(self.clock.get() + 1);
         let inbox = std::mem::take(&mut self.inbox);
         let mut session = self.session.clone();

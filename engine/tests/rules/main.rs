@@ -5,6 +5,7 @@ mod background;
 mod deferring;
 mod desk;
 mod events;
+mod kept;
 mod orders;
 mod recovery;
 mod requests;

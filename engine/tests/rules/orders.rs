@@ -3,7 +3,7 @@
 use holdfast_engine::{
     decide::{Mode, Next},
     mail::Control,
-    session::{CallState, Hold, Status, Stop},
+    session::{CallState, Event, Hold, Status, Stop},
 };
 
 use crate::desk::{Desk, completed, started};
@@ -96,6 +96,22 @@ fn a_person_who_asks_after_stopping_is_answered() {
     assert!(desk.shown()[0].starts_with("cancelled:"));
     assert_eq!(desk.said(), ["do this instead"]);
     assert_eq!((desk.session.hold, desk.session.stop), (Hold::None, None));
+}
+
+#[test]
+fn an_order_to_go_on_where_nothing_stands_in_the_way_is_no_event() {
+    let mut desk = Desk::with_calls(&["run"]);
+    desk.decide();
+    desk.order(Control::Resume);
+    let decision = desk.decide();
+    assert!(
+        matches!(&decision.events[..], [Event::Folded { cursor: 2, left }] if left.is_empty()),
+        "{decision:?}"
+    );
+    desk.order(Control::Pause);
+    desk.order(Control::Resume);
+    let decision = desk.decide();
+    assert!(decision.events.iter().any(|event| matches!(event, Event::Resumed)), "{decision:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use holdfast_engine::{
     model::{Flavor, Message, ModelRequest},
     offer::Offer,
     session::{CallState, Session},
+    tool::ToolSpec,
     transcript::{self, Rendered},
     turn::{Answer, LlmCall, LlmTurn, Said, Shown, Turn, TurnBody, UserTurn},
 };
@@ -355,7 +356,7 @@ fn a_request_after_others_is_the_one_that_is_built_alone() {
             let mut session = whole.clone();
             session.turns.truncate(length);
             let alone = transcript::request(&session, tokens, &blobs).expect("a request");
-            // What was rendered before needs no blob any more, but for the prompt, the tools and a turn at a cut.
+            // What was rendered before needs no blob any more, but for a turn at a cut.
             transcript::needs_after(&session, tokens, &mut rendered);
             let after =
                 transcript::request_after(&session, tokens, &blobs, &mut rendered).expect("a request");
@@ -404,6 +405,20 @@ fn what_the_agent_offers_needs_no_blobs_and_what_it_offered_before_does() {
     assert!(transcript::needs_after(&session, None, &mut rendered).is_empty());
     let request = transcript::request_after(&session, None, &Store::new(), &mut rendered);
     assert_eq!(format!("{:?}", request.expect("all is known")), alone);
+    // Other tools with the same prompt.
+    let spec = ToolSpec {
+        name: "run".into(),
+        original: "run".into(),
+        description: "runs".into(),
+        parameters: json!({"type": "object"}),
+    };
+    let mut rendered = Rendered::default();
+    let offer = Offer::new(Vec::new(), Vec::new()).with_tools(vec![spec]);
+    assert_eq!(offer.system, Offer::new(Vec::new(), Vec::new()).system);
+    rendered.know(&offer);
+    assert_eq!(transcript::needs_after(&session, None, &mut rendered), [nothing]);
+    let request = transcript::request_after(&session, None, &blobs, &mut rendered);
+    assert_eq!(format!("{:?}", request.expect("a request")), alone, "what was shown then");
     // The agent's tools are the same blob as the prompt that it had, and still that has to be fetched.
     let mut rendered = offered(&["be brief"]);
     assert_eq!(transcript::needs_after(&session, None, &mut rendered), [nothing]);

@@ -1,7 +1,7 @@
 //! Calls that run here: how many at once, and what waits meanwhile.
 
 use holdfast_engine::{
-    decide::Next,
+    decide::{self, Decision, Next},
     mail::{Control, MailBody},
     session::{Event, Status},
 };
@@ -76,6 +76,59 @@ fn a_start_says_whether_the_call_has_no_effect_but_its_result() {
     ] {
         assert_eq!(reads(&wrapped(heard)), [false; 3], "{heard}");
     }
+}
+
+#[test]
+fn what_the_engine_carries_out_never_only_reads() {
+    let mut desk = Desk::of(
+        r#"{"slug": "desk", "flavor": "OpenAI", "modelUrl": "http://127.0.0.1", "modelName": "m",
+            "builtinToolboxes": [{"tag": "SystemToolbox", "contents": {"Name": "self",
+                "Capabilities": ["send-message"]}}],
+            "toolCallPolicyConfig": {"rules": [
+                {"tool": "*", "disposition": {"tag": "runSync"}, "readOnly": true}]}}"#,
+    );
+    desk.says("hello");
+    desk.decide();
+    let letter = r#"{"capability": "send-message", "to": "parent", "text": "hello"}"#.to_owned();
+    desk.answers_with(&[("a", "look", "{}".into()), ("b", "system_self_system_info", letter)]);
+    let Next::RunCalls(starts) = desk.decide().next else { panic!("the calls run") };
+    let starts: Vec<(bool, bool)> = starts.iter().map(|start| (start.idempotent, start.only_reads)).collect();
+    assert_eq!(starts, [(true, true), (true, false)], "a letter is stored before it is sent");
+}
+
+#[test]
+fn calls_begin_unstored_if_they_only_read_and_the_model_is_shown_nothing() {
+    let agent = r#"{"slug": "desk", "flavor": "OpenAI", "modelUrl": "http://127.0.0.1", "modelName": "m",
+        "maxConcurrency": 2, "executionMode": "asynchronous", "asyncYieldStrategy": "yieldOnAnyProgress",
+        "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "rules": [
+            {"tool": "slow", "disposition": {"tag": "runAsync"}},
+            {"tool": "look", "disposition": {"tag": "runSync"}, "readOnly": true}]}}"#;
+    let round = |tools: &[&str]| {
+        let mut desk = Desk::of(agent);
+        desk.says("hello");
+        desk.decide();
+        let calls = desk.answers(tools);
+        (desk, calls)
+    };
+    let may = |decision: &Decision| match &decision.next {
+        Next::RunCalls(starts) => decide::may_begin_unstored(starts, &decision.events),
+        other => panic!("no calls begin: {other:?}"),
+    };
+    assert!(may(&round(&["look", "look"]).0.decide()));
+    assert!(!may(&round(&["look", "run"]).0.decide()), "one of them may have effects");
+    // A place gets free, and somebody interrupts: what has ended is told as the next call begins.
+    let (mut desk, calls) = round(&["slow", "slow", "look"]);
+    desk.decide();
+    desk.ends(calls[0], completed("done"));
+    desk.interrupts("well?");
+    let decision = desk.decide();
+    assert!(decision.events.iter().any(|event| matches!(event, Event::Sealed(_))), "{decision:?}");
+    assert_eq!(started(&decision.next), [calls[2]]);
+    assert!(!may(&decision), "the store has to learn how the first one ended");
+    assert!(desk.session.call(calls[0]).is_some_and(|call| call.told_result));
+    // Whatever happens before that is stored.
+    let again = desk.decide_unstored();
+    assert!(desk.session.call(calls[0]).is_some(), "{again:?}");
 }
 
 #[test]

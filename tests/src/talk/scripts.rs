@@ -68,6 +68,11 @@ fn with_calls(talk: Talk) -> Vec<Value> {
                 says("fast: {{tool_result:bash_fast}} slow: {{tool_result:bash_slow}}"),
             ),
         ],
+        Talk::ReadsBeside => vec![
+            rule(json!({"model": "main", "contains": "(bash_fast) completed]"}), says(last())),
+            first(calls(vec![call("bash_slow", json!({})), call("bash_fast", json!({}))])),
+            rule(json!({"model": "main"}), says("so far")),
+        ],
         Talk::Attached | Talk::Interrupted => {
             vec![when_slow_is_told(last()), first(slow()), rule(json!({"model": "main"}), says("so far"))]
         }
@@ -226,26 +231,29 @@ pub(super) fn agent(talk: Talk, model_url: &str) -> Value {
     let slow = match talk {
         Talk::Attached => json!({"tag": "runAsync", "attachSeconds": 1}),
         Talk::Interrupted | Talk::Reads => json!({"tag": "runSync"}),
-        Talk::ReadFirst | Talk::WaitInterrupted => json!({"tag": "runAsync", "attachSeconds": 0}),
+        Talk::ReadsBeside | Talk::ReadFirst | Talk::WaitInterrupted => {
+            json!({"tag": "runAsync", "attachSeconds": 0})
+        }
         _ => json!({"tag": "runAsync"}),
     };
     let strategy = match talk {
-        Talk::OnAnyProgress => json!("yieldOnAnyProgress"),
+        Talk::OnAnyProgress | Talk::ReadsBeside => json!("yieldOnAnyProgress"),
         Talk::OnTimeout => json!({"tag": "yieldOnTimeout", "milliseconds": 300}),
         _ => json!("yieldWhenAllDone"),
     };
-    let reads = talk == Talk::Reads;
+    let (slow_reads, fast_reads) = (talk == Talk::Reads, matches!(talk, Talk::Reads | Talk::ReadsBeside));
     json!({
         "slug": "main", "flavor": "OpenAI", "modelUrl": model_url, "modelName": "main",
         "systemPrompt": ["You talk."], "toolDirectory": "tools",
+        "maxConcurrency": if talk == Talk::ReadsBeside { 1 } else { 4 },
         "executionMode": "asynchronous", "asyncYieldStrategy": strategy,
         "extraAgents": [{"slug": "echo", "path": "echo.json"}, {"slug": "writer", "path": "writer.json"}],
         "builtinToolboxes": [toolbox()],
         "maxMailHops": if talk == Talk::PingPong { 3 } else { 16 },
         "interruptCompletions": talk == Talk::RequestInterrupted,
         "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "wrappers": wrappers(talk), "rules": [
-            {"tool": "bash_slow", "disposition": slow, "idempotent": true, "readOnly": reads},
-            {"tool": "bash_fast", "disposition": {"tag": "runSync"}, "idempotent": true, "readOnly": reads},
+            {"tool": "bash_slow", "disposition": slow, "idempotent": true, "readOnly": slow_reads},
+            {"tool": "bash_fast", "disposition": {"tag": "runSync"}, "idempotent": true, "readOnly": fast_reads},
             {"tool": "bash_hooked", "disposition": {"tag": "runSync"}, "idempotent": true}]}
     })
 }

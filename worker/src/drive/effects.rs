@@ -28,8 +28,8 @@ use crate::{
     wrap::HookFailed,
 };
 
-/// How soon calls that only read have to end for one commit to store them with the answer that asked for them. So much
-/// later at the most others see the answer, and so much of it a crash costs.
+/// How soon, from the first of them on, calls that only read have to end for one commit to store them with the answer
+/// that asked for them. So much later at the most others see the answer, and so much of it a crash costs.
 const READ_TOGETHER: Duration = Duration::from_millis(5);
 
 impl Driver<'_> {
@@ -74,12 +74,16 @@ impl Driver<'_> {
     /// them.
     async fn ends_at_once(&mut self) -> Option<Vec<Ended>> {
         let until = self.reads_until?;
-        if self.running.is_empty() || !self.inbox.is_empty() {
+        // Mail is looked at with the commit.
+        if self.running.is_empty() || !self.inbox.is_empty() || self.has_mail() {
             return None;
         }
-        let ended = tokio::time::timeout_at(until, self.running.next()).await.ok();
-        self.reads_until = self.reads_until.filter(|_| ended.is_some());
-        ended
+        tokio::time::timeout_at(until, self.running.next()).await.ok()
+    }
+
+    /// Whether there is mail that wakes the run and hasn't been considered.
+    fn has_mail(&self) -> bool {
+        self.slot.standing.borrow().wake_seq > self.session.cursor
     }
 
     /// Waits until something happens: an answer, the end of a call, mail, or the time to decide again.
@@ -137,7 +141,7 @@ impl Driver<'_> {
                 let event = self.answered(answer);
                 self.happen(event)?;
                 self.run.steps += 1;
-                if self.slot.standing.borrow().wake_seq > self.session.cursor {
+                if self.has_mail() {
                     self.fetch_mail().await?;
                 }
                 Ok(())
@@ -166,10 +170,15 @@ impl Driver<'_> {
     /// Begins calls, once it is stored that they begin. Those that only read needn't wait for that: if it is never
     /// stored, they and the answer that asked for them have left nothing behind.
     pub(super) async fn begin(&mut self, starts: Vec<Start>) -> Result<(), Gone> {
-        if starts.iter().all(|start| start.only_reads) {
-            self.reads_until = Some(Instant::now() + READ_TOGETHER);
+        if !self.begins_unstored(&starts) && !plant::made(Mistake::EffectBeforeCommit) {
+            self.keep().await?;
         }
-        self.ready_for(&starts).await?;
+        self.shared.store.at("tools.before").await;
+        // Calls that are recorded as running but can't begin, because the worker leaves, were stored before anything
+        // was started: whoever claims the run next recovers them.
+        if !self.slot.stands() {
+            return Err(Gone::LeaseLost);
+        }
         let scope = Arc::new(Scope {
             shared: Arc::clone(self.shared),
             owner: self.owner.clone(),
@@ -237,15 +246,17 @@ impl Driver<'_> {
         }
     }
 
-    /// Calls that are recorded as running but can't begin, because the worker leaves, were stored
-    /// before anything was started: whoever claims the run next recovers them.
-    async fn ready_for(&mut self, starts: &[Start]) -> Result<(), Gone> {
-        let only_read = starts.iter().all(|start| start.only_reads);
-        if !only_read && !plant::made(Mistake::EffectBeforeCommit) {
-            self.keep().await?;
+    /// Whether calls begin before it is stored that they do. If so, it isn't for a while.
+    fn begins_unstored(&mut self, starts: &[Start]) -> bool {
+        if !decide::may_begin_unstored(starts, &self.happened) || self.has_mail() {
+            return false;
         }
-        self.shared.store.at("tools.before").await;
-        if self.slot.stands() { Ok(()) } else { Err(Gone::LeaseLost) }
+        let now = Instant::now();
+        let until = *self.reads_until.get_or_insert(now + READ_TOGETHER);
+        if now < until {
+            self.running.unstored();
+        }
+        now < until
     }
 
     /// The whole session for `AGENT_SESSION_JSON`, where the agent asks for it.

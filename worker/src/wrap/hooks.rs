@@ -204,9 +204,12 @@ fn read<A: for<'de> Deserialize<'de>>(answer: &str) -> Result<A, String> {
 fn as_result(value: Value) -> Result<ToolResult, String> {
     match value {
         Value::String(text) => Ok(ToolResult::text(text)),
-        Value::Object(fields) if fields.contains_key("type") => serde_json::from_value(Value::Object(fields))
-            .map_err(|_| "its result has a type, but not the fields that belong to it".to_owned()),
-        other => Ok(ToolResult::Json { content: other }),
+        Value::Object(fields) if fields.contains_key("type") => {
+            let result: ToolResult = serde_json::from_value(Value::Object(fields))
+                .map_err(|_| "its result has a type, but not the fields that belong to it".to_owned())?;
+            Ok(if let ToolResult::Json { content } = result { ToolResult::json(content) } else { result })
+        }
+        other => Ok(ToolResult::json(other)),
     }
 }
 

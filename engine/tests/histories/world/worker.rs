@@ -51,8 +51,9 @@ impl World {
         let now = self.tick();
         let events = decide::recover(&mut session, now).expect("recovery is legal");
         assert!(session.calls.iter().all(|call| call.state != CallState::Running));
-        self.held = Some(Held { session, steps: 0, asking: None, running: Vec::new(), looked: None });
-        self.commit(&events);
+        let (asking, running, looked) = (None, Vec::new(), None);
+        self.held = Some(Held { session, steps: 0, asking, running, unstored: events, looked });
+        self.commit();
     }
 
     fn model_answers(&mut self, dice: &mut Dice) {
@@ -91,7 +92,15 @@ impl World {
         held.asking = None;
         held.steps += 1;
         self.held = Some(held);
-        self.commit(&[event]);
+        self.happened(event, dice);
+    }
+
+    /// Something happened. That it is stored at once makes no difference.
+    fn happened(&mut self, event: Event, dice: &mut Dice) {
+        self.held.as_mut().expect("to the holder").unstored.push(event);
+        if dice.below(2) == 0 {
+            self.commit();
+        }
     }
 
     fn call_ends(&mut self, call: CallId, dice: &mut Dice) {
@@ -105,7 +114,7 @@ impl World {
         if !held.session.busy() {
             held.steps += 1;
         }
-        self.commit(&[event]);
+        self.happened(event, dice);
     }
 
     fn in_context<T>(
@@ -127,8 +136,10 @@ impl World {
         })
     }
 
-    /// Decides, and checks that a worker that had loaded the session just now would decide the same.
-    fn decision(&mut self, session: &mut Session, run: Run, mail: usize, dice: &mut Dice) -> Decision {
+    /// Decides, and checks that a worker that had loaded the session just now, if all of it is stored, would decide the
+    /// same.
+    fn decision(&mut self, held: &mut Held, run: Run, mail: usize, dice: &mut Dice) -> Decision {
+        let session = &mut held.session;
         let there = self.mailbox.iter().take(mail);
         let mut inbox: Vec<Envelope> = there.filter(|letter| letter.seq > session.cursor).cloned().collect();
         if dice.below(4) == 0 {
@@ -137,11 +148,15 @@ impl World {
         let now = self.tick();
         let ids = self.ids.get();
         let mut loaded = self.stored_session();
-        let twin = self.in_context(run, &inbox, now, |context| decide::decide(&mut loaded, context));
-        self.ids.set(ids);
         let decision = self.in_context(run, &inbox, now, |context| decide::decide(session, context));
-        let (twin, decision) = (twin.expect("decisions are legal"), decision.expect("decisions are legal"));
-        assert_eq!(format!("{decision:?}"), format!("{twin:?}"), "memory makes no difference");
+        let decision = decision.expect("decisions are legal");
+        if held.unstored.is_empty() {
+            let after = self.ids.replace(ids);
+            let twin = self.in_context(run, &inbox, now, |context| decide::decide(&mut loaded, context));
+            self.ids.set(after);
+            let twin = twin.expect("decisions are legal");
+            assert_eq!(format!("{decision:?}"), format!("{twin:?}"), "memory makes no difference");
+        }
         decision
     }
 
@@ -149,24 +164,34 @@ impl World {
         let mut held = self.held.take().expect("only the holder decides");
         let (mail, mode) = held.looked.take().expect("looked before it decides");
         let run = Run { mode, steps: held.steps, asking: held.asking.is_some() };
-        let before = held.session.length();
-        let decision = self.decision(&mut held.session, run, mail, dice);
+        let newest = held.session.turns.last().cloned();
+        let decision = self.decision(&mut held, run, mail, dice);
         for Blob { digest, text } in &decision.blobs {
             self.blobs.insert(*digest, Arc::clone(text));
         }
         let session = &held.session;
         for event in &decision.events {
             if let Event::Sealed(turn) = event {
-                self.sealed(session, turn, run, before);
+                self.sealed(session, turn, run, newest.as_deref());
             }
         }
         // As the worker does: an answer to what isn't the newest turn is no longer wanted.
         let wanted = session.owed() && session.stop != Some(Stop::Cancelled);
         held.asking = held.asking.filter(|length| *length == session.length() && wanted);
         held.running.retain(|call| session.call(*call).is_some_and(|call| call.state == CallState::Running));
-        self.take_children(&decision);
+        held.unstored.extend(decision.events.iter().cloned());
+        let unstored = match &decision.next {
+            Next::RunCalls(starts) if !starts.is_empty() && decision.spawns.is_empty() => {
+                decide::may_begin_unstored(starts, &held.unstored) && dice.below(4) > 0
+            }
+            _ => false,
+        };
+        self.begun_unstored += u32::from(unstored);
         self.held = Some(held);
-        self.commit(&decision.events);
+        if !unstored {
+            self.commit();
+        }
+        self.take_children(&decision);
         self.waits_end();
         match decision.next {
             Next::AskModel => {
@@ -190,7 +215,7 @@ impl World {
 
     /// Checks a turn that the model is about to be shown: what it is told of open calls is so, and nothing that
     /// the conversation waits for was passed over without a reason.
-    fn sealed(&mut self, session: &Session, turn: &Turn, run: Run, before: i64) {
+    fn sealed(&mut self, session: &Session, turn: &Turn, run: Run, newest: Option<&Turn>) {
         let TurnBody::User(UserTurn { answers, mail, .. }) = &turn.body else {
             panic!("a user turn is sealed")
         };
@@ -198,8 +223,9 @@ impl World {
             self.mailbox.iter().any(|letter| letter.seq == seq && letter.priority == Priority::High)
         };
         let interrupted = mail.iter().any(|origin| high(origin.seq));
-        let unanswered =
-            turn.position == before + 1 && self.stored.turns.last().is_some_and(|turn| turn.3 == "UserTurn");
+        let unanswered = newest.is_some_and(|newest| {
+            turn.position == newest.position + 1 && matches!(newest.body, TurnBody::User(_))
+        });
         if run.asking && unanswered && session.stop.is_none() {
             assert!(interrupted && self.agent.conduct.interrupt_completions, "a request was disturbed");
             self.interrupted_requests += 1;
@@ -319,13 +345,16 @@ impl World {
 
     pub(crate) fn die(&mut self) {
         self.deaths += u32::from(self.held.is_some());
+        let held = self.held.iter();
+        let lost = held.flat_map(|held| &held.running).filter(|call| !self.calls.contains_key(call));
+        self.died_unstored += u32::try_from(lost.count()).expect("few");
         (self.held, self.kept) = (None, None);
     }
 
     pub(crate) fn die_deciding(&mut self) {
         if let (Some(row), Some(mut held)) = (self.row, self.held.take()) {
             let run = Run { mode: row.mode, steps: held.steps, asking: held.asking.is_some() };
-            self.decision(&mut held.session, run, self.mailbox.len(), &mut Dice::new(0));
+            self.decision(&mut held, run, self.mailbox.len(), &mut Dice::new(0));
             self.deaths += 1;
         }
         self.kept = None;
