@@ -383,14 +383,18 @@ pub async fn story(world: &World) -> Result<Vec<String>> {
     Ok(told)
 }
 
-/// A result or notices, without what differs from one playing to the next; none of a placeholder.
+/// A result or notices, without what differs from one playing to the next; none of a placeholder. Whether two ends are
+/// told in one turn or in two, the moment says.
 fn said_once(text: &str) -> Vec<String> {
     if serde_json::from_str::<Value>(text)
         .is_ok_and(|shown| shown["status"].is_string() && shown["message"].is_string())
     {
         return Vec::new();
     }
-    vec![nameless(text)]
+    let mut parts = text.split("\n[mail ");
+    let first = parts.next().map(str::to_owned);
+    let notices = parts.map(|notice| format!("[mail {notice}"));
+    first.into_iter().chain(notices).map(|part| nameless(part.trim_end())).collect()
 }
 
 /// A text in which each word with a digit, and each letter's name, is the same.
