@@ -60,21 +60,13 @@ pub(crate) struct ByteUsage {
     total_bytes: usize,
 }
 
-/// The newest turns of a session that has `length` of them, newest first, at most `limit`; fewer if they
-/// are large.
-pub(crate) async fn newest(
-    api: &Api,
-    owner: &Arc<str>,
-    id: SessionId,
-    length: i64,
-    limit: i64,
-) -> Answer<Vec<TurnView>> {
-    // One more, since answers to calls show the call, which stands in the turn before.
-    let turns = history::newest_turns(&api.store, id, length + 1, limit + 1).await?;
+/// The newest turns of a session, newest first, at most `limit`; fewer if they are large. `turns` are one more, where
+/// there are more.
+pub(crate) async fn newest(api: &Api, owner: &Arc<str>, turns: &[Turn], limit: i64) -> Answer<Vec<TurnView>> {
     let whole = turns.len() as i64 > limit || turns.last().is_none_or(|oldest| oldest.position == 1);
     // Cut off by its bytes, the page lacks the turn before its last one as well.
     let most = if whole { turns.len() } else { turns.len().saturating_sub(1).max(1) };
-    render(api, owner, &turns, page(&turns[..most], limit)).await
+    render(api, owner, turns, page(&turns[..most], limit)).await
 }
 
 /// Turns from position `from` on, oldest first, at most `limit`; fewer if they are large.

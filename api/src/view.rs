@@ -11,9 +11,10 @@ use chrono::{DateTime, Utc};
 use holdfast_engine::{ids::SessionId, mail::Settled, waits::Waits};
 use holdfast_store::{
     StoreError,
-    history::{self, DeferredCall, UntoldCall},
+    history::{DeferredCall, UntoldCall},
     letters::Receipt,
     sessions::{self, SessionRow},
+    snapshot::{self, Snapshot},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -228,10 +229,10 @@ pub(crate) struct Calls {
 
 /// A session as it is now, with at most `limit` turns.
 pub(crate) async fn session(api: &Api, owner: &Arc<str>, id: SessionId, limit: i64) -> Answer<SessionView> {
-    let row = sessions::get(&api.store, Some(owner), id).await?;
-    let newest = turns::newest(api, owner, id, row.turns, limit.max(1)).await?;
-    let pending = history::pending(&api.store, id).await?;
-    let untold = history::untold_calls(&api.store, id).await?;
+    // One turn more than are shown, since answers to calls show the call, which stands in the turn before.
+    let most = limit.max(1);
+    let Snapshot { row, turns, pending, untold } = snapshot::read(&api.store, owner, id, most + 1).await?;
+    let newest = turns::newest(api, owner, &turns, most).await?;
     let turn_id = newest.first().map(|turn| turn.id);
     let turns = if limit == 0 { Vec::new() } else { newest };
     Ok(SessionView {

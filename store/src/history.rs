@@ -7,9 +7,15 @@ use holdfast_engine::{
     turn::Turn,
     waits::Waits,
 };
+use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError, load::stored_turn};
+use crate::{
+    Store,
+    errors::StoreError,
+    load::{stored_turn, turn},
+    sql,
+};
 
 /// Bytes of stored turns or letters that one page reads at most; what is larger than that alone, and the
 /// turn after it, still come whole.
@@ -26,24 +32,10 @@ pub async fn newest_turns(
     below: i64,
     limit: i64,
 ) -> Result<Vec<Turn>, StoreError> {
-    let rows = sqlx::query!(
-        r#"SELECT position AS "position!", id AS "id!", tag AS "tag!", format AS "format!", body AS "body!",
-                  at AS "at!"
-           FROM (SELECT *, row_number() OVER so_far AS number, sum(octet_length(body)) OVER so_far AS bytes
-                 FROM (SELECT * FROM turns WHERE session_id = $1 AND position < $2
-                       ORDER BY position DESC LIMIT $3) AS asked
-                 WINDOW so_far AS (ORDER BY position DESC ROWS UNBOUNDED PRECEDING)) AS counted
-           WHERE number <= 2 OR bytes <= $4 ORDER BY position DESC"#,
-        id.0,
-        below,
-        limit,
-        PAGE_BYTES
-    )
-    .fetch_all(store.read())
-    .await?;
-    rows.iter()
-        .map(|row| stored_turn(row.id, row.position, &row.tag, row.format, &row.body, row.at))
-        .collect()
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::VIEW_TURNS).await?;
+    let rows = client.query(&statement, &[&id.0, &below, &limit, &PAGE_BYTES]).await?;
+    rows.iter().map(turn).collect()
 }
 
 /// Turns of a session, oldest first: those from position `from`, at most `limit`, and no more than the first
@@ -156,25 +148,21 @@ pub struct UntoldCall {
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
 pub async fn untold_calls(store: &Store, id: SessionId) -> Result<Vec<UntoldCall>, StoreError> {
-    let rows = sqlx::query!(
-        "SELECT id, provider_id, name, state, settled, waits FROM tool_calls
-         WHERE session_id = $1 AND NOT told_result ORDER BY turn, index",
-        id.0
-    )
-    .fetch_all(store.read())
-    .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(UntoldCall {
-                id: row.id,
-                provider_id: row.provider_id,
-                name: row.name,
-                state: row.state,
-                settled: row.settled.as_deref().map(serde_json::from_str).transpose()?,
-                waits: row.waits.as_deref().map(serde_json::from_str).transpose()?,
-            })
-        })
-        .collect()
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::VIEW_CALLS).await?;
+    client.query(&statement, &[&id.0]).await?.iter().map(untold_call).collect()
+}
+
+pub(crate) fn untold_call(row: &Row) -> Result<UntoldCall, StoreError> {
+    let json = |column: &str| row.try_get::<_, Option<&str>>(column);
+    Ok(UntoldCall {
+        id: row.try_get("id")?,
+        provider_id: row.try_get("provider_id")?,
+        name: row.try_get("name")?,
+        state: row.try_get("state")?,
+        settled: json("settled")?.map(serde_json::from_str).transpose()?,
+        waits: json("waits")?.map(serde_json::from_str).transpose()?,
+    })
 }
 
 /// A deferred call as external programs see it.
@@ -211,17 +199,26 @@ pub struct DeferredCall {
 /// # Errors
 /// [`StoreError`] as the database has it.
 pub async fn pending(store: &Store, id: SessionId) -> Result<Vec<DeferredCall>, StoreError> {
-    let rows = sqlx::query_as!(
-        DeferredCall,
-        "SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.approval, c.created_at, c.expires_at
-         FROM continuations c JOIN tool_calls t ON t.session_id = c.session_id AND t.id = c.call_id
-         WHERE c.session_id = $1 AND c.state = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
-         ORDER BY t.turn, t.index",
-        id.0
-    )
-    .fetch_all(store.read())
-    .await?;
-    Ok(rows)
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::VIEW_PENDING).await?;
+    client.query(&statement, &[&id.0]).await?.iter().map(deferred_call).collect()
+}
+
+pub(crate) fn deferred_call(row: &Row) -> Result<DeferredCall, StoreError> {
+    Ok(DeferredCall {
+        token: row.try_get("token")?,
+        session_id: row.try_get("session_id")?,
+        agent: row.try_get("agent")?,
+        call_id: row.try_get("call_id")?,
+        provider_id: row.try_get("provider_id")?,
+        tool: row.try_get("tool")?,
+        arguments: row.try_get("arguments")?,
+        reason: row.try_get("reason")?,
+        state: row.try_get("state")?,
+        approval: row.try_get("approval")?,
+        created_at: row.try_get("created_at")?,
+        expires_at: row.try_get("expires_at")?,
+    })
 }
 
 /// The deferred calls of a session with these engine ids, in whatever state they are.

@@ -44,6 +44,7 @@ mod room;
 pub mod sessions;
 pub mod settle;
 pub mod shown;
+pub mod snapshot;
 mod spawn;
 pub mod sql;
 pub mod status;

@@ -244,7 +244,7 @@ pub(crate) fn stored_turn(
     Ok(Turn { id: TurnId(id), position, at, body: TurnBody::parse(tag, body)? })
 }
 
-fn turn(row: &Row) -> Result<Turn, StoreError> {
+pub(crate) fn turn(row: &Row) -> Result<Turn, StoreError> {
     stored_turn(
         row.try_get("id")?,
         row.try_get("position")?,

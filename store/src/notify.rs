@@ -189,6 +189,8 @@ async fn serve(target: &Target, shared: &Shared, backoff: &mut Backoff) -> Resul
             tracing::debug!(%error, "the notifier's connection ended");
         }
     }));
+    // A hint that the server loses with itself is a hint lost; nobody waits for its flush.
+    within(client.batch_execute("SET synchronous_commit = off")).await?;
     let statement = within(client.prepare(SEND)).await?;
     shared.with(|queue| {
         // A delta from before an outage has been overtaken by the turn that it was part of.

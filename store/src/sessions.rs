@@ -2,9 +2,10 @@
 
 use chrono::{DateTime, Utc};
 use holdfast_engine::ids::SessionId;
+use tokio_postgres::Row;
 use uuid::Uuid;
 
-use crate::{Store, errors::StoreError};
+use crate::{Store, errors::StoreError, sql};
 
 /// A session's row as views show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,20 +53,33 @@ pub struct SessionRow {
 /// # Errors
 /// [`StoreError::UnknownSession`], also for another owner's and a deleted one.
 pub async fn get(store: &Store, owner: Option<&str>, id: SessionId) -> Result<SessionRow, StoreError> {
-    sqlx::query_as!(
-        SessionRow,
-        r#"SELECT s.id, s.owner, s.agent, s.agent_revision, s.parent_id, s.forked_from, s.status, s.status_detail, s.version,
-                  s.settings_rev, s.labels, s.turns, s.event_seq, s.created_at, s.updated_at,
-                  coalesce(r.mode <> 'none', false) AS "active!", r.parked_on AS "parked_on?",
-                  CASE WHEN r.state = 'parked' AND isfinite(r.available_at) THEN r.available_at END AS "wakes_at?"
-           FROM sessions s LEFT JOIN runs r ON r.session_id = s.id
-           WHERE s.id = $1 AND ($2::text IS NULL OR s.owner = $2) AND s.deleted_at IS NULL"#,
-        id.0,
-        owner
-    )
-    .fetch_optional(store.read())
-    .await?
-    .ok_or(StoreError::UnknownSession)
+    let client = store.client().await?;
+    let statement = client.prepare_cached(sql::VIEW_SESSION).await?;
+    let row = client.query_opt(&statement, &[&id.0, &owner]).await?.ok_or(StoreError::UnknownSession)?;
+    session_row(&row)
+}
+
+pub(crate) fn session_row(row: &Row) -> Result<SessionRow, StoreError> {
+    Ok(SessionRow {
+        id: row.try_get("id")?,
+        owner: row.try_get("owner")?,
+        agent: row.try_get("agent")?,
+        agent_revision: row.try_get("agent_revision")?,
+        parent_id: row.try_get("parent_id")?,
+        forked_from: row.try_get("forked_from")?,
+        status: row.try_get("status")?,
+        status_detail: row.try_get("status_detail")?,
+        version: row.try_get("version")?,
+        settings_rev: row.try_get("settings_rev")?,
+        labels: row.try_get("labels")?,
+        turns: row.try_get("turns")?,
+        event_seq: row.try_get("event_seq")?,
+        created_at: row.try_get("created_at")?,
+        updated_at: row.try_get("updated_at")?,
+        active: row.try_get("active")?,
+        parked_on: row.try_get("parked_on")?,
+        wakes_at: row.try_get("wakes_at")?,
+    })
 }
 
 /// Which sessions a listing shows.

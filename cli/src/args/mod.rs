@@ -20,8 +20,8 @@ pub(crate) use operate::{
 };
 pub(crate) use prompt::{Part, PromptArgs};
 pub(crate) use session::{
-    CallsArgs, ClientArgs, CompleteArgs, Credential, FailArgs, ListArgs, MessageArgs, SessionArgs,
-    SessionCommand, ShowArgs, StartArgs, WaitArgs,
+    ApproveArgs, CallsArgs, ClientArgs, CompleteArgs, Credential, FailArgs, ListArgs, MessageArgs,
+    SessionArgs, SessionCommand, ShowArgs, StartArgs, WaitArgs,
 };
 
 use crate::logs::Format;

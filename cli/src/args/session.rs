@@ -104,6 +104,9 @@ pub(crate) enum SessionCommand {
         /// Also cancel the deferred calls that are open
         #[arg(long)]
         deferred: bool,
+        /// Cancel the calls that the run waits for, and let it go on
+        #[arg(long, conflicts_with = "deferred")]
+        attached: bool,
     },
     /// List deferred calls, of a session or of all sessions
     Pending(CallsArgs),
@@ -111,6 +114,8 @@ pub(crate) enum SessionCommand {
     Complete(CompleteArgs),
     /// Let a deferred call fail
     Fail(FailArgs),
+    /// Let a call run that waits for an approval
+    Approve(ApproveArgs),
     /// Send a message to a session
     Message(MessageArgs),
     /// Show a session
@@ -205,6 +210,9 @@ pub(crate) struct MessageArgs {
     /// How far to run [default: as the server decides, until it is done or blocked]
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) run: Option<RunMode>,
+    /// Don't wait for the calls that the run waits for
+    #[arg(long)]
+    pub(crate) interrupt: bool,
     /// Makes the message idempotent: a repeat with the same id does nothing
     #[arg(long, value_name = "UUID")]
     pub(crate) message_id: Option<Uuid>,
@@ -268,6 +276,19 @@ pub(crate) struct FailArgs {
     pub(crate) call_token: Uuid,
     /// Why it failed, for the model
     pub(crate) reason: String,
+    /// Don't let the session go on
+    #[arg(long)]
+    pub(crate) no_resume: bool,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+/// Flags of `session approve`.
+#[derive(Debug, Args)]
+pub(crate) struct ApproveArgs {
+    /// The call's token
+    #[arg(value_name = "TOKEN")]
+    pub(crate) call_token: Uuid,
     /// Don't let the session go on
     #[arg(long)]
     pub(crate) no_resume: bool,

@@ -25,8 +25,9 @@ use line::Lines;
 use crate::{failure::Failure, otlp::Exports};
 
 /// What a server says if `RUST_LOG` doesn't ask for something else. Of an export that failed the exporter warns and
-/// the processor says so again, which is enough; and once a minute is, however many batches fail.
-pub(crate) const SERVER: &str = "warn,holdfast=info,opentelemetry=error";
+/// the processor says so again, which is enough; and once a minute is, however many batches fail. Of connections that are
+/// lost the pool warns one by one, twice each, where `database.unavailable` says once why.
+pub(crate) const SERVER: &str = "warn,holdfast=info,opentelemetry=error,deadpool=error";
 /// What holds whatever `RUST_LOG` asks for: below this the driver quotes the parameters of statements, which are
 /// prompts, results and tokens.
 const PRIVATE: &str = "tokio_postgres=warn";

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{path, stopped};
 use crate::{
-    args::{CallsArgs, CompleteArgs, FailArgs, WaitArgs},
+    args::{ApproveArgs, CallsArgs, CompleteArgs, FailArgs, WaitArgs},
     client::{Call, Client},
     failure::Failure,
     output,
@@ -66,6 +66,12 @@ pub(super) async fn complete(client: &Client, args: CompleteArgs, json: bool) ->
 /// `holdfast session fail`.
 pub(super) async fn fail(client: &Client, args: FailArgs, json: bool) -> Result<(), Failure> {
     let body = json!({ "error": args.reason, "resume": !args.no_resume });
+    settle(client, args.call_token, body, &args.wait, json).await
+}
+
+/// `holdfast session approve`.
+pub(super) async fn approve(client: &Client, args: ApproveArgs, json: bool) -> Result<(), Failure> {
+    let body = json!({ "approve": true, "resume": !args.no_resume });
     settle(client, args.call_token, body, &args.wait, json).await
 }
 

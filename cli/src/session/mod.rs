@@ -33,13 +33,17 @@ pub(crate) async fn run(args: SessionArgs) -> Result<(), Failure> {
             let meta = client.send(Call::post(path(session.id, "/pause"), json!({}))).await?;
             changed(&meta, json)
         }
-        SessionCommand::Cancel { session, deferred } => {
-            let call = Call::post(path(session.id, "/cancel"), json!({ "deferred": deferred }));
+        SessionCommand::Cancel { session, deferred, attached } => {
+            let call = match attached {
+                true => Call::post(path(session.id, "/cancel-attached"), json!({})),
+                false => Call::post(path(session.id, "/cancel"), json!({ "deferred": deferred })),
+            };
             changed(&client.send(call).await?, json)
         }
         SessionCommand::Pending(pending) => calls::pending(&client, pending, json).await,
         SessionCommand::Complete(complete) => calls::complete(&client, complete, json).await,
         SessionCommand::Fail(fail) => calls::fail(&client, fail, json).await,
+        SessionCommand::Approve(approve) => calls::approve(&client, approve, json).await,
         SessionCommand::Show(show) => show::run(&client, show, json).await,
         SessionCommand::List(list) => list::run(&client, list, json).await,
         SessionCommand::Follow(follow) => {
@@ -93,6 +97,9 @@ async fn message(client: &Client, args: MessageArgs, json: bool) -> Result<(), F
     prompt.put_into(&mut body);
     if let Some(mode) = args.run {
         body["run"] = mode.name().into();
+    }
+    if args.interrupt {
+        body["interrupt"] = true.into();
     }
     if let Some(id) = args.message_id {
         body["message_id"] = id.to_string().into();
@@ -242,6 +249,41 @@ mod tests {
             }
             assert_eq!(ended(command, "failed").await, Ok(()), "nobody waited for the run");
         }
+    }
+
+    #[tokio::test]
+    async fn orders_are_sent_as_the_server_knows_them() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        for line in [
+            &["cancel", ID][..],
+            &["cancel", ID, "--deferred"],
+            &["cancel", ID, "--attached"],
+            &["approve", ID],
+            &["approve", ID, "--no-resume"],
+            &["message", ID, "-p", "x", "--interrupt"],
+            &["message", ID, "-p", "x"],
+        ] {
+            let seen = Arc::clone(&asked);
+            let order = move |uri: Uri, Json(body): Json<Value>| {
+                let path = uri.path().replace(ID, "ID");
+                seen.lock().expect("no panic").push(format!("{path} {body}"));
+                std::future::ready(Json(json!({"session_id": ID, "agent": "a", "status": "idle"})))
+            };
+            let router = Router::new().fallback(order);
+            assert_eq!(send(router, line).await, Ok(()), "{line:?}");
+        }
+        assert_eq!(
+            *asked.lock().expect("no panic"),
+            [
+                r#"/v1/sessions/ID/cancel {"deferred":false}"#,
+                r#"/v1/sessions/ID/cancel {"deferred":true}"#,
+                r#"/v1/sessions/ID/cancel-attached {}"#,
+                r#"/v1/continuations/ID {"approve":true,"resume":true}"#,
+                r#"/v1/continuations/ID {"approve":true,"resume":false}"#,
+                r#"/v1/sessions/ID/messages {"interrupt":true,"prompt":"x"}"#,
+                r#"/v1/sessions/ID/messages {"prompt":"x"}"#,
+            ]
+        );
     }
 
     #[tokio::test]

@@ -1,0 +1,7 @@
+-- The open deferred calls of a session, in the order in which they were asked for. The state stands in an expression,
+-- lest the server read the index of all open tokens.
+SELECT c.token, c.session_id, c.agent, c.call_id, c.provider_id, c.tool, c.arguments, c.reason, c.state, c.approval,
+       c.created_at, c.expires_at
+FROM continuations c JOIN tool_calls t ON t.session_id = c.session_id AND t.id = c.call_id
+WHERE c.session_id = $1 AND c.state || '' = 'open' AND (c.expires_at IS NULL OR c.expires_at > now())
+ORDER BY t.turn, t.index
