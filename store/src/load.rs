@@ -3,16 +3,17 @@
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use chrono::{DateTime, Utc};
+use deadpool_postgres::Client;
 use holdfast_engine::{
     content::Digest,
     decide::Mode,
-    ids::{CallId, MailId, SessionId, Token, TurnId},
+    ids::{CallId, MailId, SessionId, Token, TurnId, WorkerId},
     mail::{Envelope, Priority},
     policy::{Applied, Disposition},
     session::{CallState, Hold, Session, Status, TrackedCall},
     turn::{TURN_FORMAT, Turn, TurnBody},
 };
-use tokio_postgres::{Row, types::FromSql};
+use tokio_postgres::{Row, Statement, types::FromSql};
 use uuid::Uuid;
 
 use crate::{
@@ -70,32 +71,59 @@ pub(crate) async fn load_group(
     ids: &[SessionId],
 ) -> Result<Vec<Result<Loaded, StoreError>>, StoreError> {
     let client = store.client().await?;
-    // Prepared first, so that all are sent at once and answered in this order: the mode after the mail, so
-    // that no letter is considered under a mode that is older than it.
-    let (session, turns) =
-        (client.prepare_cached(sql::LOAD_SESSION).await?, client.prepare_cached(sql::LOAD_TURNS).await?);
-    let (calls, unread) =
-        (client.prepare_cached(sql::LOAD_CALLS).await?, client.prepare_cached(sql::LOAD_UNREAD).await?);
-    let mode = client.prepare_cached(sql::LOAD_MODE).await?;
-    let wanted: Vec<Uuid> = ids.iter().map(|id| id.0).collect();
-    let wanted: Parameters<'_> = &[&wanted];
-    let (sessions, turns, calls, mail, modes) = futures::try_join!(
-        client.query(&session, wanted),
-        client.query(&turns, wanted),
-        client.query(&calls, wanted),
-        client.query(&unread, wanted),
-        client.query(&mode, wanted),
-    )?;
-    let (sessions, modes) = (grouped(&sessions, "id")?, grouped(&modes, "session_id")?);
-    let [turns, calls, mail] =
-        [grouped(&turns, "session_id")?, grouped(&calls, "session_id")?, grouped(&mail, "session_id")?];
-    Ok(ids
-        .iter()
-        .map(|&id| {
-            let (head, mode) = (rows_of(&sessions, &id.0).first(), rows_of(&modes, &id.0).first());
-            assemble(id, head, rows_of(&turns, &id.0), rows_of(&calls, &id.0), rows_of(&mail, &id.0), mode)
+    Reads::prepare(&client).await?.of(&client, ids, None).await
+}
+
+/// The statements of a load, prepared, so that all are sent at once.
+pub(crate) struct Reads {
+    session: Statement,
+    turns: Statement,
+    calls: Statement,
+    unread: Statement,
+    mode: Statement,
+}
+
+impl Reads {
+    pub(crate) async fn prepare(client: &Client) -> Result<Self, StoreError> {
+        Ok(Self {
+            session: client.prepare_cached(sql::LOAD_SESSION).await?,
+            turns: client.prepare_cached(sql::LOAD_TURNS).await?,
+            calls: client.prepare_cached(sql::LOAD_CALLS).await?,
+            unread: client.prepare_cached(sql::LOAD_UNREAD).await?,
+            mode: client.prepare_cached(sql::LOAD_MODE).await?,
         })
-        .collect())
+    }
+
+    /// Reads sessions, in the order of `ids`. With a `holder`, those whose runs this worker doesn't hold are unknown.
+    pub(crate) async fn of(
+        &self,
+        client: &Client,
+        ids: &[SessionId],
+        holder: Option<WorkerId>,
+    ) -> Result<Vec<Result<Loaded, StoreError>>, StoreError> {
+        let (wanted, holder): (Vec<Uuid>, _) = (ids.iter().map(|id| id.0).collect(), holder.map(|id| id.0));
+        let (held, named): (Parameters<'_>, Parameters<'_>) = (&[&wanted, &holder], &[&wanted]);
+        // Answered in this order: the mode after the mail, so that no letter is considered under a mode that is
+        // older than it.
+        let (sessions, turns, calls, mail, modes) = futures::try_join!(
+            client.query(&self.session, held),
+            client.query(&self.turns, held),
+            client.query(&self.calls, held),
+            client.query(&self.unread, held),
+            client.query(&self.mode, named),
+        )?;
+        let (sessions, modes) = (grouped(&sessions, "id")?, grouped(&modes, "session_id")?);
+        let [turns, calls, mail] =
+            [grouped(&turns, "session_id")?, grouped(&calls, "session_id")?, grouped(&mail, "session_id")?];
+        Ok(ids
+            .iter()
+            .map(|&id| {
+                let (head, mode) = (rows_of(&sessions, &id.0).first(), rows_of(&modes, &id.0).first());
+                let (turns, calls) = (rows_of(&turns, &id.0), rows_of(&calls, &id.0));
+                assemble(id, head, turns, calls, rows_of(&mail, &id.0), mode)
+            })
+            .collect())
+    }
 }
 
 fn rows_of<'a, 'r, K: Eq + Hash>(rows: &'a HashMap<K, Vec<&'r Row>>, key: &K) -> &'a [&'r Row] {

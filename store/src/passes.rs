@@ -5,13 +5,14 @@ use chrono::{DateTime, Days, NaiveTime, Utc};
 
 use crate::{Store, errors::StoreError, outage};
 
-/// Wakes parked runs whose time has come. Returns how many.
+/// Wakes parked runs whose time has come. From then on they are due: a look for what has become due lately has to
+/// find them, however late this is. Returns how many.
 ///
 /// # Errors
 /// [`StoreError`] as the database has it.
 pub async fn promote_timers(store: &Store, limit: i64) -> Result<u64, StoreError> {
     let done = sqlx::query!(
-        "UPDATE runs SET state = 'queued', parked_on = NULL WHERE session_id IN (
+        "UPDATE runs SET state = 'queued', parked_on = NULL, available_at = now() WHERE session_id IN (
              SELECT session_id FROM runs WHERE state = 'parked' AND available_at < 'infinity' AND available_at <= now()
              ORDER BY available_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
         limit

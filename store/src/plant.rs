@@ -180,7 +180,7 @@ mod planted {
         (Mistake::ExpireBlindly, sql::SETTLE_CONTINUATION, " AND state || '' = 'open'", ""),
         (Mistake::ClaimStanding, sql::CLAIM_EXPIRED, " AND lease_until < now()", ""),
         (Mistake::ClaimUnlocked, sql::CLAIM_QUEUED, "FOR UPDATE SKIP LOCKED", ""),
-        (Mistake::ClaimUnlocked, sql::CLAIM_HINTED, " FOR UPDATE SKIP LOCKED", ""),
+        (Mistake::ClaimUnlocked, sql::CLAIM_NAMED, " FOR UPDATE SKIP LOCKED", ""),
     ];
 }
 

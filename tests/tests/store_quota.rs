@@ -68,16 +68,33 @@ async fn no_more_runs_are_held_at_once_than_an_owner_may() {
 
 #[tokio::test]
 async fn sixty_four_rival_claims_together_keep_a_limit() {
+    // A queue that a claim reads as a whole, and one that it reads by owners.
+    for backlog in [claim::FEW - 40, claim::FEW * 2] {
+        let world = World::new().await;
+        queue(&world, "a", i32::try_from(backlog).expect("few")).await;
+        queue(&world, "b", 20).await;
+        limit(&world, "a", Limits { max_running: Some(5), ..NONE }).await;
+        let claimed: Vec<Lease> = join_all((0..64).map(|_| claim(&world, 4))).await.concat();
+        assert!(of(&claimed, "a") <= 5, "{}", of(&claimed, "a"));
+        // Who met a rival's lock left the owner alone; the next claim takes what is left.
+        let rest = claim(&world, 100).await;
+        assert_eq!(of(&claimed, "a") + of(&rest, "a"), 5);
+        assert_eq!(of(&claimed, "b") + of(&rest, "b"), 20);
+    }
+}
+
+#[tokio::test]
+async fn limits_hold_behind_a_long_backlog_too() {
     let world = World::new().await;
-    queue(&world, "a", 200).await;
-    queue(&world, "b", 20).await;
-    limit(&world, "a", Limits { max_running: Some(5), ..NONE }).await;
-    let claimed: Vec<Lease> = join_all((0..64).map(|_| claim(&world, 4))).await.concat();
-    assert!(of(&claimed, "a") <= 5, "{}", of(&claimed, "a"));
-    // Who met a rival's lock left the owner alone; the next claim takes what is left.
-    let rest = claim(&world, 100).await;
-    assert_eq!(of(&claimed, "a") + of(&rest, "a"), 5);
-    assert_eq!(of(&claimed, "b") + of(&rest, "b"), 20);
+    queue(&world, "z", i32::try_from(claim::FEW + 1).expect("few")).await;
+    queue(&world, "a", 10).await;
+    queue(&world, "b", 10).await;
+    limit(&world, "a", Limits { max_running: Some(2), ..NONE }).await;
+    limit(&world, "b", Limits { runs_per_minute: Some(3), ..NONE }).await;
+    let claimed = claim(&world, 30).await;
+    assert_eq!((of(&claimed, "a"), of(&claimed, "b"), of(&claimed, "z")), (2, 3, 10));
+    let claimed = claim(&world, 30).await;
+    assert_eq!((of(&claimed, "a"), of(&claimed, "b"), of(&claimed, "z")), (0, 0, 30));
 }
 
 #[tokio::test]

@@ -116,6 +116,11 @@ async fn claims_go_by_the_index_of_due_runs() {
             assert!(!plan.contains("Seq Scan on runs"), "{plan}");
             assert!(!plan.contains("priority DESC"), "the index has the order within an owner:\n{plan}");
         }
+        for plan in plans(sql, "due_since", "now(), 257, ARRAY['helper@r1'], true").await {
+            assert!(plan.contains("using runs_due_since on runs"), "{plan}");
+            assert!(plan.contains("Index Cond: ((available_at > "), "it is entered by the time:\n{plan}");
+            assert!(!plan.contains("Seq Scan on runs"), "{plan}");
+        }
         for plan in plans(sql, "due_owners", "'o7', 32").await {
             assert!(plan.contains("using runs_due on runs"), "{plan}");
             assert!(!plan.contains("Seq Scan on runs") && !plan.contains("Sort"), "{plan}");
@@ -172,10 +177,10 @@ fn lookups() -> Vec<(&'static str, String)> {
         ("commit_session", commit),
         ("update_calls", calls),
         ("read_commit", id.to_owned()),
-        ("load_session", ids.to_owned()),
-        ("load_turns", ids.to_owned()),
-        ("load_calls", ids.to_owned()),
-        ("load_unread", ids.to_owned()),
+        ("load_session", format!("{ids}, {id}")),
+        ("load_turns", format!("{ids}, {id}")),
+        ("load_calls", format!("{ids}, {id}")),
+        ("load_unread", format!("{ids}, {id}")),
         ("load_mode", ids.to_owned()),
         ("view_session", format!("{id}, 'o'")),
         ("view_turns", format!("{id}, 9, 2, 1000")),
@@ -187,7 +192,7 @@ fn lookups() -> Vec<(&'static str, String)> {
         ("renew", format!("{id}, 1, 15")),
         ("release", format!("{ids}, ARRAY[1, 2]::bigint[], 0, 0")),
         ("look", ids.to_owned()),
-        ("claim_hinted", format!("{id}, 8, 15, ARRAY['helper@r1'], {ids}")),
+        ("claim_named", format!("{id}, 8, 15, ARRAY['helper@r1'], {ids}, false")),
         ("lock_session_of_token", format!("{id}, 'o'")),
         ("lock_run_of_token", format!("{id}, 'o'")),
         ("tree_is_closed", format!("{ids}, 30")),
@@ -230,6 +235,48 @@ fn reads_no_table_as_a_whole(name: &str, plan: &str) {
     }
 }
 
+/// Pages that a look for due runs touches.
+async fn pages_of_a_look(sql: &Client, since: &str) -> i64 {
+    let look = statement("due_since")
+        .replace("$1", since)
+        .replace("$2", "257")
+        .replace("$3", "ARRAY['helper@r1']")
+        .replace("$4", "false");
+    let rows = sql.query(&format!("EXPLAIN (ANALYZE, BUFFERS) {look}"), &[]).await.expect("a plan");
+    let lines: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    // The first are those of the whole.
+    let buffers =
+        lines.iter().find(|line| line.trim_start().starts_with("Buffers: shared")).expect("buffers");
+    let count = |kind: &str| -> i64 {
+        let found = buffers.split_whitespace().find_map(|word| word.strip_prefix(kind));
+        found.map_or(0, |count| count.parse().expect("a count"))
+    };
+    count("hit=") + count("read=")
+}
+
+#[tokio::test]
+async fn an_old_snapshot_makes_looks_no_dearer() {
+    let world = World::new().await;
+    let (sql, holder) = (world.sql().await, world.sql().await);
+    holder.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1").await.expect("held");
+    // Runs that were due and have ended since; their rows can't be removed.
+    let worked_off = [
+        "INSERT INTO runs (session_id, owner, agent, agent_revision, mode, state, available_at)
+         SELECT gen_random_uuid(), 'o', 'helper', 'r1', 'until_blocked', 'queued', now() - interval '1 minute'
+         FROM generate_series(1, 20000)",
+        "DELETE FROM runs",
+        "VACUUM ANALYZE runs",
+    ];
+    for statement in worked_off {
+        sql.batch_execute(statement).await.expect(statement);
+    }
+    let (whole, lately) =
+        (pages_of_a_look(&sql, "NULL").await, pages_of_a_look(&sql, "now() - interval '1 second'").await);
+    assert!(whole > 200, "the dead rows are there: {whole}");
+    assert!(lately < 20, "{lately} pages");
+    holder.batch_execute("COMMIT").await.expect("let go");
+}
+
 #[tokio::test]
 async fn lookups_by_key_stay_lookups() {
     let world = World::new().await;
@@ -261,7 +308,14 @@ async fn the_hot_path_plans_for_full_tables_while_they_are_empty() {
                 assert!(!scans || pair[1].contains("Index Cond"), "{name}:\n{plan}");
             }
             // What is open, due or held is a part of a table, but may be as large.
-            for part in ["continuations_open", "continuations_due", "runs_due", "runs_claimed", "runs_held"] {
+            for part in [
+                "continuations_open",
+                "continuations_due",
+                "runs_due",
+                "runs_due_since",
+                "runs_claimed",
+                "runs_held",
+            ] {
                 assert!(!plan.contains(part), "{name}:\n{plan}");
             }
             assert!(!plan.contains("Hash Join") && !plan.contains("Merge Join"), "{name}:\n{plan}");

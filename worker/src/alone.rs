@@ -264,7 +264,7 @@ pub async fn run_alone(
     // The semaphore is never closed.
     let Ok(permit) = Arc::clone(&shared.slots).acquire_owned().await else { return Ok(()) };
     let span = trace::run(&shared, &lease);
-    let slot = Held::take(&shared, lease, asked_at, permit);
+    let slot = Held::take(&shared, (lease, None), asked_at, permit);
     let stop = CancellationToken::new();
     let beating = tokio::spawn(crate::heartbeat::run(Arc::clone(&shared), listener, stop.clone()));
     held();

@@ -40,6 +40,13 @@ use crate::{
 /// How many runs one claim takes at the most, so that a burst spreads over workers.
 const CLAIM_BATCH: usize = 64;
 
+/// A look at all of the queue takes no more than this part of a worker's time: where an old snapshot keeps dead entries
+/// in the queue's indexes, passing over them takes longer and longer.
+const WHOLE_LOOK_SHARE: u32 = 50;
+
+/// The longest pause between looks at all of the queue, however long they take.
+const WHOLE_LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(10);
+
 /// Pauses between claims while the database is away.
 const BACKOFF: [Duration; 5] = [
     Duration::from_millis(100),
@@ -81,7 +88,8 @@ impl Claims {
             failures: 0,
             drained: false,
             hinted: Vec::new(),
-            scanned: None,
+            whole_look_at: None,
+            first: true,
         };
         let leases = stream::unfold(claimer, |mut claimer| async move {
             let slot = claimer.next().await?;
@@ -101,8 +109,10 @@ struct Claimer {
     drained: bool,
     /// Sessions whose runs hints have named since the last claim.
     hinted: Vec<SessionId>,
-    /// When the whole queue was last looked at, expired leases included.
-    scanned: Option<Instant>,
+    /// When all of the queue is looked at next, expired leases included; at once if nothing is known of it.
+    whole_look_at: Option<Instant>,
+    /// Whether the last hints that were followed led to runs, and not to where another worker had been first.
+    first: bool,
 }
 
 impl Claimer {
@@ -161,21 +171,30 @@ impl Claimer {
         while let Some(heard) = self.hints.recv().now_or_never().flatten() {
             self.take_hint(&heard);
         }
-        let expired = self.scanned.is_none_or(|scanned| scanned.elapsed() >= SCAN_EVERY);
-        if expired {
-            self.scanned = Some(Instant::now());
+        let began = Instant::now();
+        let whole = self.whole_look_at.is_none_or(|at| began >= at);
+        if whole {
+            self.whole_look_at = Some(began + SCAN_EVERY);
         }
         let hinted = std::mem::take(&mut self.hinted);
         // Only where the last look left nothing, so that whoever waits longer isn't overtaken, and where all
         // that were hinted at can be taken, so that none is left for the next look.
-        let by_hint = !expired && !self.shared.rotation.left_some() && hinted.len() <= permits.len();
+        let by_hint = !whole && !self.shared.rotation.left_some() && hinted.len() <= permits.len();
         let hinted = if by_hint { hinted } else { Vec::new() };
         // In a task of its own: a claim that is on the wire when this stream is dropped still hands its
         // leases to slots, which give them back.
-        let claiming = shared.drives.spawn(take_leases(Arc::clone(&shared), permits, expired, hinted));
+        let claiming =
+            shared.drives.spawn(take_leases(Arc::clone(&shared), permits, whole, (hinted, self.first)));
         match claiming.await {
-            Ok(slots) => self.ready.extend(slots?),
+            Ok(taken) => {
+                let (slots, first) = taken?;
+                self.ready.extend(slots);
+                self.first = first.unwrap_or(self.first);
+            }
             Err(error) => tracing::error!(%error, "a claim panicked"),
+        }
+        if whole {
+            self.whole_look_at = Some(began + pause_of_whole_looks(began.elapsed()));
         }
         Ok(self.shared.rotation.left_some() && !self.ready.is_empty())
     }
@@ -196,7 +215,7 @@ impl Claimer {
                 true
             }
             Heard::Resync => {
-                self.scanned = None;
+                self.whole_look_at = None;
                 true
             }
             Heard::Item { .. } => false,
@@ -227,43 +246,52 @@ impl Claimer {
     }
 }
 
-/// Claims as many runs as there are permits, and takes them into memory.
+/// From the beginning of one look at all of the queue to the next.
+fn pause_of_whole_looks(took: Duration) -> Duration {
+    (took * WHOLE_LOOK_SHARE).clamp(SCAN_EVERY, WHOLE_LOOK_AT_LEAST_EVERY)
+}
+
+/// Claims as many runs as there are permits, and takes them into memory. Says also whether all that were `hinted` at
+/// could be had, if any were; their sessions are read along with `along`.
 async fn take_leases(
     shared: Arc<Shared>,
     permits: Vec<OwnedSemaphorePermit>,
-    expired: bool,
-    hinted: Vec<SessionId>,
-) -> Result<Vec<Slot>, StoreError> {
+    whole: bool,
+    (hinted, along): (Vec<SessionId>, bool),
+) -> Result<(Vec<Slot>, Option<bool>), StoreError> {
     let asked_at = Instant::now();
     shared.store.at("claim.before").await;
     let (agents, free, ttl) = (shared.roster.names(), permits.len(), shared.lease_ttl);
     let mut leases = Vec::new();
+    let mut first = None;
     if !hinted.is_empty() {
-        leases = claim::claim_hinted(&shared.store, shared.id, free, ttl, &agents, &hinted).await?;
+        let store = &shared.store;
+        leases = claim::claim_hinted(store, shared.id, free, ttl, &agents, &hinted, along).await?;
+        first = Some(leases.len() == hinted.len());
     }
     // A run that was hinted at and isn't there was taken by somebody else, or is a throttled owner's.
     if leases.len() < hinted.len().max(1) && leases.len() < free {
         let (free, rotation) = (free - leases.len(), &shared.rotation);
-        match claim::claim(&shared.store, shared.id, free, ttl, &agents, expired, rotation).await {
-            Ok(more) => leases.extend(more),
+        match claim::claim(&shared.store, shared.id, free, ttl, &agents, whole, rotation).await {
+            Ok(more) => leases.extend(more.into_iter().map(|lease| (lease, None))),
             // What was claimed already has to be known to its holder.
             Err(error) if leases.is_empty() => return Err(error),
             Err(_) => {}
         }
     }
     shared.store.at("claim.done").await;
-    let taken: Vec<String> =
-        leases.iter().filter(|lease| lease.taken_over).map(|lease| lease.session.to_string()).collect();
+    let taken: Vec<String> = leases
+        .iter()
+        .filter(|(lease, _)| lease.taken_over)
+        .map(|(lease, _)| lease.session.to_string())
+        .collect();
     if !taken.is_empty() {
         metrics::taken_over(taken.len());
         tracing::warn!(kind = "sessions.taken_over", session_ids = taken.join(","), worker_id = %shared.id, "their workers' leases had expired");
     }
     metrics::claimed(leases.len(), asked_at.elapsed());
-    Ok(leases
-        .into_iter()
-        .zip(permits)
-        .map(|(lease, permit)| Held::take(&shared, lease, asked_at, permit))
-        .collect())
+    let slots = leases.into_iter().zip(permits);
+    Ok((slots.map(|(lease, permit)| Held::take(&shared, lease, asked_at, permit)).collect(), first))
 }
 
 impl Backend for Claims {
@@ -301,5 +329,19 @@ impl BackendConfig for Claims {
 
     fn middleware(&mut self, _: &mut WorkerContext) -> Self::Layer {
         apalis::prelude::Identity::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_looks_that_take_long_are_rarer() {
+        let pause = |millis| pause_of_whole_looks(Duration::from_millis(millis)).as_millis();
+        assert_eq!(
+            [pause(1), pause(10), pause(60), pause(200), pause(60_000)],
+            [500, 500, 3_000, 10_000, 10_000]
+        );
     }
 }

@@ -18,6 +18,7 @@ use holdfast_engine::{
 };
 use holdfast_store::{
     StoreError,
+    claim::Arriving,
     commit::{Commit, Outcome, RunAfter, end_of_child},
     letters::Letter,
     load::Loaded,
@@ -107,7 +108,12 @@ struct Driver<'a> {
     fetched: Fetched,
 }
 
-pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, Gone> {
+/// Drives a run; `arriving` is its session, if that was read along with the claim.
+pub(crate) async fn drive(
+    shared: &Arc<Shared>,
+    slot: &Slot,
+    arriving: Option<Arriving>,
+) -> Result<Status, Gone> {
     if shared.draining.is_cancelled() {
         return Err(Gone::Leaving);
     }
@@ -116,7 +122,7 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
     }
     let Some(member) = shared.roster.of(&slot.lease) else { return Err(Gone::Leaving) };
     let began = Instant::now();
-    let loaded = load_session(shared, slot).instrument(tracing::info_span!("load")).await?;
+    let loaded = load_session(shared, slot, arriving).instrument(tracing::info_span!("load")).await?;
     metrics::loaded(began.elapsed());
     let Loaded { session, owner, parent, inbox, mode, read_at, .. } = loaded;
     let clock = Clock::by(read_at);
@@ -153,7 +159,14 @@ pub(crate) async fn drive(shared: &Arc<Shared>, slot: &Slot) -> Result<Status, G
     driver.go().await
 }
 
-async fn load_session(shared: &Shared, slot: &Slot) -> Result<Loaded, Gone> {
+async fn load_session(shared: &Shared, slot: &Slot, arriving: Option<Arriving>) -> Result<Loaded, Gone> {
+    if let Some(arriving) = arriving {
+        shared.store.at("load.before").await;
+        if let Ok(loaded) = arriving.await {
+            shared.store.at("load.done").await;
+            return Ok(loaded);
+        }
+    }
     loop {
         shared.store.at("load.before").await;
         match shared.loader.load(slot.lease.session).await {

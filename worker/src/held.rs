@@ -7,7 +7,7 @@ use std::{
 };
 
 use holdfast_engine::ids::SessionId;
-use holdfast_store::claim::{self, Beat, Lease};
+use holdfast_store::claim::{self, Arriving, Beat, Lease};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     time::Instant,
@@ -45,6 +45,8 @@ pub(crate) struct Slot {
     pub(crate) standing: watch::Receiver<Standing>,
     /// When the claim that brought it was sent, and when it was answered.
     pub(crate) claimed: (Instant, Instant),
+    /// The session, if it was read along with the claim.
+    pub(crate) arriving: Option<Arriving>,
     shared: Arc<Shared>,
     over: bool,
     delay: Duration,
@@ -62,7 +64,7 @@ impl Held {
     /// later than one TTL from there.
     pub(crate) fn take(
         shared: &Arc<Shared>,
-        lease: Lease,
+        (lease, arriving): (Lease, Option<Arriving>),
         asked_at: Instant,
         permit: OwnedSemaphorePermit,
     ) -> Slot {
@@ -73,6 +75,7 @@ impl Held {
             lease,
             standing: receiver,
             claimed: (asked_at, Instant::now()),
+            arriving,
             shared: Arc::clone(shared),
             over: false,
             delay: Duration::ZERO,

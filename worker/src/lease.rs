@@ -44,12 +44,13 @@ pub(crate) async fn execute(claimed: Claimed) -> Result<(), std::convert::Infall
 }
 
 /// Drives a lease in this process. Returns what became of it, as metrics say it.
-pub(crate) async fn run(shared: &Arc<Shared>, slot: Slot) -> &'static str {
+pub(crate) async fn run(shared: &Arc<Shared>, mut slot: Slot) -> &'static str {
     let began = Instant::now();
     let (session, epoch) = (slot.lease.session, slot.lease.epoch);
     tracing::info!(kind = "run.started", session_id = %session, run_epoch = epoch, worker_id = %shared.id, mode = slot.lease.mode.word(), taken_over = slot.lease.taken_over);
+    let arriving = slot.arriving.take();
     let driven = tokio::select! {
-        driven = drive(shared, &slot) => driven,
+        driven = drive(shared, &slot, arriving) => driven,
         () = slot.lost() => Err(Gone::LeaseLost),
     };
     let took = began.elapsed().as_millis();
