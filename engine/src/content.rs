@@ -80,6 +80,15 @@ impl ToolResult {
         if is_deeper(&content, MAX_DEPTH) { Self::text(content.to_string()) } else { Self::Json { content } }
     }
 
+    /// A result that was kept before there was a bound: as [`ToolResult::json`] makes it.
+    #[must_use]
+    pub fn bounded(self) -> Self {
+        match self {
+            Self::Json { content } => Self::json(content),
+            other => other,
+        }
+    }
+
     /// Whether it is JSON that is nested deeper than [`MAX_DEPTH`], which can't be kept.
     pub fn is_too_deep(&self) -> bool {
         matches!(self, Self::Json { content } if is_deeper(content, MAX_DEPTH))

@@ -15,6 +15,7 @@ mod target;
 mod tls;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{
@@ -25,6 +26,7 @@ use sqlx::{
     Connection as _,
     postgres::{PgPool, PgPoolOptions},
 };
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::counters::{COUNTERS, Histogram, micros};
@@ -167,6 +169,8 @@ const LEASE_CONNECTIONS: usize = 2;
 pub struct Db {
     hot: Pool,
     leases: Pool,
+    /// Places for views on connections of the hot path.
+    views: Arc<Semaphore>,
     read: PgPool,
     listen_url: String,
     role: String,
@@ -237,7 +241,8 @@ pub async fn connect(options: ConnectOptions) -> Result<Db, ConnectError> {
             })
         })
         .connect_lazy_with(read.sqlx);
-    let db = Db { hot, leases, read, listen_url, role: options.role, wait: options.wait };
+    let views = Arc::new(Semaphore::new((options.hot_connections / 2).max(1)));
+    let db = Db { hot, leases, views, read, listen_url, role: options.role, wait: options.wait };
     match db.ping().await {
         Err(error) if error.fault() == Fault::Permanent => Err(error),
         Err(error) => {
@@ -261,6 +266,21 @@ impl Db {
     /// [`ConnectError::PoolTimeout`] if none becomes free in time, else what connecting gave.
     pub async fn client(&self) -> Result<deadpool_postgres::Client, ConnectError> {
         self.of(&self.hot, &COUNTERS.hot_waits).await
+    }
+
+    /// A connection of the hot path for what a client reads, and a place among those who read: they have no more than
+    /// half of the connections, so that what is stored doesn't wait behind what is read.
+    ///
+    /// # Errors
+    /// As [`Db::client`].
+    pub(crate) async fn view_client(
+        &self,
+    ) -> Result<(deadpool_postgres::Client, OwnedSemaphorePermit), ConnectError> {
+        let place = tokio::time::timeout(self.wait, Arc::clone(&self.views).acquire_owned());
+        let busy = || ConnectError::PoolTimeout { waited: self.wait };
+        // The semaphore is never closed.
+        let place = place.await.map_err(|_| busy())?.map_err(|_| busy())?;
+        Ok((self.client().await?, place))
     }
 
     /// A connection for claims and heartbeats, which must not wait behind commands of clients.

@@ -1,14 +1,16 @@
 //! Sessions on their way in, in groups, as letters are: those that come while a transaction is under way share the next
 //! one, one statement a table. A lone one waits for nobody.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
-use futures::{StreamExt, stream};
 use holdfast_engine::{
     decide::Mode,
     ids::{CallId, SessionId},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use uuid::Uuid;
 
 use crate::{
@@ -26,7 +28,7 @@ use crate::{
 /// Sessions that one transaction creates at the most.
 pub const MAX_GROUP: usize = 64;
 
-/// How many sessions of a group that failed are created at once, each by itself.
+/// How many sessions of groups that failed are created at once, each by itself.
 const ALONE_AT_ONCE: usize = 4;
 
 /// Bytes of messages' blobs beyond which a group takes no further session in.
@@ -104,12 +106,13 @@ pub async fn create(store: &Store, caller: &Caller, new: NewSession) -> Result<D
 }
 
 async fn run(store: Store, mut arriving: mpsc::Receiver<Waiting>) {
+    let alone_at_once = Arc::new(Semaphore::new(ALONE_AT_ONCE));
     while let Some(first) = arriving.recv().await {
         // Those that the last group has just answered get to speak: what they create next may join this one.
         tokio::task::yield_now().await;
         let group = next_group(first, &mut arriving);
         // A task of its own, so that a panic costs one group and not those behind it.
-        if let Err(error) = tokio::spawn(take_group(store.clone(), group)).await {
+        if let Err(error) = tokio::spawn(take_group(store.clone(), group, Arc::clone(&alone_at_once))).await {
             tracing::error!(%error, "creating a group of sessions panicked");
         }
     }
@@ -131,7 +134,7 @@ fn next_group(first: Waiting, arriving: &mut mpsc::Receiver<Waiting>) -> Vec<Wai
 
 /// Creates a group. If that fails as a whole, each is created by itself, so that only the culprit fails; those that
 /// come later don't wait for that.
-async fn take_group(store: Store, group: Vec<Waiting>) {
+async fn take_group(store: Store, group: Vec<Waiting>, alone_at_once: Arc<Semaphore>) {
     if group.is_empty() {
         return;
     }
@@ -153,13 +156,15 @@ async fn take_group(store: Store, group: Vec<Waiting>) {
             }
         }
         Ok(Done::Before { .. }) | Err(_) => {
-            tokio::spawn(stream::iter(group).for_each_concurrent(ALONE_AT_ONCE, move |waiting| {
-                let store = store.clone();
-                async move {
+            for waiting in group {
+                let (store, places) = (store.clone(), Arc::clone(&alone_at_once));
+                tokio::spawn(async move {
+                    // The semaphore is never closed.
+                    let _place = places.acquire_owned().await;
                     let created = against_rivals(|| Box::pin(alone(&store, &waiting.request, None))).await;
                     let _ = waiting.answer.send(created.map(|_| ()));
-                }
-            }));
+                });
+            }
         }
     }
 }

@@ -14,7 +14,9 @@ use crate::{
     Store,
     errors::StoreError,
     load::{stored_turn, turn},
+    snapshot::aside_rows,
     sql,
+    transaction::parameters,
 };
 
 /// Bytes of stored turns or letters that one page reads at most; what is larger than that alone, and the
@@ -32,10 +34,8 @@ pub async fn newest_turns(
     below: i64,
     limit: i64,
 ) -> Result<Vec<Turn>, StoreError> {
-    let client = store.client().await?;
-    let statement = client.prepare_cached(sql::VIEW_TURNS).await?;
-    let rows = client.query(&statement, &[&id.0, &below, &limit, &PAGE_BYTES]).await?;
-    rows.iter().map(turn).collect()
+    let of_turns = parameters![id.0, below, limit, PAGE_BYTES, None::<String>];
+    aside_rows(store, sql::VIEW_TURNS, of_turns).await?.iter().map(turn).collect()
 }
 
 /// Turns of a session, oldest first: those from position `from`, at most `limit`, and no more than the first
@@ -148,9 +148,8 @@ pub struct UntoldCall {
 /// # Errors
 /// [`StoreError::Corrupt`] if this build can't read one.
 pub async fn untold_calls(store: &Store, id: SessionId) -> Result<Vec<UntoldCall>, StoreError> {
-    let client = store.client().await?;
-    let statement = client.prepare_cached(sql::VIEW_CALLS).await?;
-    client.query(&statement, &[&id.0]).await?.iter().map(untold_call).collect()
+    let of_session = parameters![id.0, None::<String>];
+    aside_rows(store, sql::VIEW_CALLS, of_session).await?.iter().map(untold_call).collect()
 }
 
 pub(crate) fn untold_call(row: &Row) -> Result<UntoldCall, StoreError> {
@@ -199,9 +198,8 @@ pub struct DeferredCall {
 /// # Errors
 /// [`StoreError`] as the database has it.
 pub async fn pending(store: &Store, id: SessionId) -> Result<Vec<DeferredCall>, StoreError> {
-    let client = store.client().await?;
-    let statement = client.prepare_cached(sql::VIEW_PENDING).await?;
-    client.query(&statement, &[&id.0]).await?.iter().map(deferred_call).collect()
+    let of_session = parameters![id.0, None::<String>];
+    aside_rows(store, sql::VIEW_PENDING, of_session).await?.iter().map(deferred_call).collect()
 }
 
 pub(crate) fn deferred_call(row: &Row) -> Result<DeferredCall, StoreError> {

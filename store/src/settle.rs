@@ -186,7 +186,7 @@ fn expired(on_deadline: Option<&str>) -> Result<(Settled, Option<Blob>), StoreEr
         let message = "expired: nobody completed this call before its deadline.".to_owned();
         return Ok((Settled::Failed { message }, None));
     };
-    let (result, blob) = Payload::pack(serde_json::from_str::<ToolResult>(answer)?);
+    let (result, blob) = Payload::pack(serde_json::from_str::<ToolResult>(answer)?.bounded());
     Ok((Settled::Completed { result }, blob))
 }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use holdfast_engine::content::{Digest, ToolResult};
 
+use tokio_postgres::Row;
+
 use crate::{Store, errors::StoreError, sql};
 
 /// The longest result that is kept, in bytes of its JSON.
@@ -22,7 +24,8 @@ pub async fn recall(
     let client = store.client().await?;
     let statement = client.prepare_cached(sql::RECALL_RESULT).await?;
     let row = client.query_opt(&statement, &[&owner, &key.0.as_slice(), &ttl.as_secs_f64()]).await?;
-    row.map(|row| Ok(serde_json::from_str(row.try_get("result")?)?)).transpose()
+    let result = |row: Row| Ok(serde_json::from_str::<ToolResult>(row.try_get("result")?)?.bounded());
+    row.map(result).transpose()
 }
 
 /// Keeps a result for `ttl`, in place of an earlier one. Returns whether it is kept: one that is longer than

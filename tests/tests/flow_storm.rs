@@ -69,6 +69,30 @@ async fn letters_to_a_busy_session_cost_no_commit_before_it_speaks_again() -> Re
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_to_go_on_leave_room_for_one_to_stop() -> Result<()> {
+    let database = fresh_database().await;
+    let model = Model::start(r#"{"rules": [{"reply": {"text": "ok", "hold": "good"}}]}"#).await?;
+    let config = json!({"slug": "busy", "flavor": "OpenAI", "modelUrl": model.url, "modelName": "m"});
+    let world = World::new(database.url(), model, AgentFiles::with_tools(&config, &[])?);
+    let (_api, api) = world.node("api", &[], &[]).await?;
+    let (_worker, _) = world.node("worker", &[], &[]).await?;
+    let session = world.create(&api).await?;
+    until_asked(&world, Instant::now() + PATIENCE).await?;
+    // More than a mailbox has room for, while the model takes its time.
+    let mail = format!("{api}/v1/sessions/{session}/mail");
+    let go_on = json!({"body": {"tag": "control", "message": {"tag": "resume"}}});
+    for n in 0..600 {
+        let (status, receipt) = world.call("POST", &mail, Some(&go_on)).await?;
+        ensure!(status == 202, "after {n}: {status} {receipt}");
+    }
+    let (status, answer) = world.call("POST", &format!("{api}/v1/sessions/{session}/cancel"), None).await?;
+    ensure!(status == 200, "{status} {answer}");
+    // Nothing was answered, so it is as it was before it was asked.
+    world.until(&api, session, "ready").await?;
+    Ok(())
+}
+
 async fn until_asked(world: &World, until: Instant) -> Result<()> {
     let mut pause = interval(Duration::from_millis(50));
     while world.model.held().await?.is_empty() {

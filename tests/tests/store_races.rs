@@ -19,11 +19,12 @@ use holdfast_store::{
     idempotency::Done,
     letters::{Ask, Letter, MAILBOX_LIMIT},
     settle::{self, Report, complete},
+    snapshot,
 };
 use holdfast_tests::{
     gates::Barrier,
     step::{claim, says},
-    store::{LONG, World, caller, caller_with_key, message, new_session, open, roster},
+    store::{LONG, OWNER, World, caller, caller_with_key, message, new_session, open, roster},
 };
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -419,6 +420,55 @@ async fn a_command_that_its_caller_leaves_stores_nothing_and_holds_up_nobody() {
     lock.rollback().await.expect("unlocked");
     assert_eq!(world.count("SELECT count(*) FROM mail WHERE body LIKE '%left%'").await, 0);
     assert_eq!(world.count("SELECT count(*) FROM mail").await, 1);
+}
+
+#[tokio::test]
+async fn a_view_that_its_reader_leaves_holds_up_nobody() {
+    let world = World::with_connections(2).await;
+    let (viewed, other) = (world.session().await, world.session().await);
+    let mut sql = world.sql().await;
+    let lock = sql.transaction().await.expect("a transaction");
+    lock.batch_execute("LOCK TABLE turns IN ACCESS EXCLUSIVE MODE").await.expect("locked");
+    // However many readers come and go, they wait on one connection.
+    for _ in 0..3 {
+        let abandoned = snapshot::read(&world.store, OWNER, viewed, 10);
+        let waited = tokio::time::timeout(std::time::Duration::from_millis(100), abandoned).await;
+        assert!(waited.is_err(), "the table is locked");
+    }
+    world.post(other, "still here", Mode::None).await;
+    lock.rollback().await.expect("unlocked");
+    assert_eq!(snapshot::read(&world.store, OWNER, viewed, 10).await.expect("a view").row.id, viewed.0);
+}
+
+#[tokio::test]
+async fn a_view_is_of_one_moment() {
+    let world = World::new().await;
+    let (session, _, _) = world.waiting().await;
+    let mut sql = world.sql().await;
+    // A turn and its number in one transaction, again and again.
+    let writing = tokio::spawn(async move {
+        for position in 3..300_i64 {
+            let tx = sql.transaction().await?;
+            tx.execute(
+                "INSERT INTO turns SELECT session_id, $2, gen_random_uuid(), tag, format, body, version, at, input_tokens,
+                                          output_tokens, cached_tokens
+                 FROM turns WHERE session_id = $1 AND position = 1",
+                &[&session.0, &position],
+            )
+            .await?;
+            tx.execute("UPDATE sessions SET turns = $2 WHERE id = $1", &[&session.0, &position]).await?;
+            tx.commit().await?;
+        }
+        Ok::<_, tokio_postgres::Error>(())
+    });
+    let mut views = BTreeSet::new();
+    while !writing.is_finished() {
+        let view = snapshot::read(&world.store, OWNER, session, 1).await.expect("a view");
+        assert_eq!(view.row.turns, view.turns[0].position, "the newest turn is the one that the row names");
+        views.insert(view.row.turns);
+    }
+    writing.await.expect("no panic").expect("written");
+    assert!(views.len() > 2, "views were read meanwhile: {views:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

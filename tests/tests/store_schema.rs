@@ -12,7 +12,7 @@ use holdfast_store::{
 use holdfast_tests::{
     cluster::{empty_database, migration_files},
     step::{claim, renew, says},
-    store::{LONG, World, caller, caller_with_key, new_session, open, roster, worker},
+    store::{LONG, OWNER, World, caller, caller_with_key, new_session, open, roster, worker},
 };
 use tokio_postgres::{Client, error::SqlState};
 use uuid::Uuid;
@@ -183,9 +183,9 @@ fn lookups() -> Vec<(&'static str, String)> {
         ("load_unread", format!("{ids}, {id}")),
         ("load_mode", ids.to_owned()),
         ("view_session", format!("{id}, 'o'")),
-        ("view_turns", format!("{id}, 9, 2, 1000")),
-        ("view_pending", id.to_owned()),
-        ("view_calls", id.to_owned()),
+        ("view_turns", format!("{id}, 9, 2, 1000, 'o'")),
+        ("view_pending", format!("{id}, 'o'")),
+        ("view_calls", format!("{id}, 'o'")),
         ("end_run", format!("{ids}, ARRAY[1, 2]::bigint[]")),
         ("park_run", format!("{id}, 1, 'x', NULL")),
         ("heartbeat", format!("{ids}, ARRAY[1, 2]::bigint[], 15")),
@@ -275,6 +275,34 @@ async fn an_old_snapshot_makes_looks_no_dearer() {
     assert!(whole > 200, "the dead rows are there: {whole}");
     assert!(lately < 20, "{lately} pages");
     holder.batch_execute("COMMIT").await.expect("let go");
+}
+
+#[tokio::test]
+async fn views_read_nothing_of_whoever_may_not_see_it() {
+    let world = World::new().await;
+    let (session, _, _) = world.waiting().await;
+    let sql = world.sql().await;
+    let count = async |name: &str, owner: &str| {
+        let view = statement(name).replace("$1", &format!("'{session}'::uuid"));
+        let view = match name {
+            "view_turns" => view
+                .replace("$2", "99")
+                .replace("$3", "9")
+                .replace("$4", "9999")
+                .replace("$5", &format!("'{owner}'")),
+            _ => view.replace("$2", &format!("'{owner}'")),
+        };
+        sql.query(&view, &[]).await.expect("an answer").len()
+    };
+    let views = ["view_session", "view_turns", "view_pending", "view_calls"];
+    for name in views {
+        assert!(count(name, OWNER).await > 0, "{name}");
+        assert_eq!(count(name, "somebody else").await, 0, "{name}");
+    }
+    delete(&world.store, &caller(), session, false).await.expect("deleted");
+    for name in views {
+        assert_eq!(count(name, OWNER).await, 0, "{name}");
+    }
 }
 
 #[tokio::test]

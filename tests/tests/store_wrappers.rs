@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use holdfast_engine::content::{Digest, ToolResult};
+use holdfast_engine::content::{Digest, MAX_DEPTH, ToolResult};
 use holdfast_store::{
     passes,
     tool_rates::{self, MAX_WAIT, Rate},
@@ -146,4 +146,10 @@ async fn results_are_given_again_to_their_owner_while_they_are_fresh() {
         forgotten.push(passes::forget_results(&world.store, 1).await.expect("a pass"));
     }
     assert_eq!(forgotten, [1, 1, 0]);
+
+    // What was kept before there was a bound of its depth.
+    let deep = (0..=MAX_DEPTH).fold(serde_json::json!("x"), |inner, _| serde_json::json!([inner]));
+    let unbounded = ToolResult::Json { content: deep.clone() };
+    assert!(remember("q", &key, &unbounded).await);
+    assert_eq!(recall("q", &key, HOUR).await, Some(ToolResult::text(deep.to_string())));
 }

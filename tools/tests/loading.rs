@@ -113,7 +113,8 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
         "toolCallPolicyConfig": {"default": {"tag": "runSync", "reason": "none"}, "wrapers": [], "rules":
             [{"tool": "bash_sam?", "disposition": {"tag": "runSync"}, "note": "?"},
              {"tool": "bash_odd*", "disposition": decorated},
-             {"tool": "odd", "disposition": {"tag": "runSync"}}]},
+             {"tool": "odd", "disposition": {"tag": "runSync"}},
+             {"tool": "bash_odd", "disposition": {"tag": "defer"}, "readOnly": true}]},
         "bashToolboxes": [
             {"tag": "FileSystemDirectory", "contents": {"Path": "empty", "BasenameFilter": "x"}},
             {"tag": "FileSystemDirectory", "contents": {"Path": "absent"}},
@@ -138,6 +139,7 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
         &["\"raeson\" of toolCallPolicyConfig.rules[1].disposition.inner is unknown"],
         &["\"unit\" of toolCallPolicyConfig.rules[1].disposition.decorators[0] is unknown"],
         &["toolCallPolicyConfig.rules[2]: \"odd\" matches no tool"],
+        &["toolCallPolicyConfig.rules[3]: readOnly", "without runSync"],
         &["\"wrapers\"", "toolCallPolicyConfig"],
         &["\"note\"", "rules[0]"],
         &["\"BasenameFilter\"", "bashToolboxes[0]"],
@@ -151,7 +153,7 @@ async fn what_is_odd_is_a_warning_and_hides_only_itself() {
     ] {
         assert!(warned(&loaded.warnings, parts), "{parts:?}: {:#?}", loaded.warnings);
     }
-    assert_eq!(loaded.warnings.len(), 16, "{:#?}", loaded.warnings);
+    assert_eq!(loaded.warnings.len(), 17, "{:#?}", loaded.warnings);
 }
 
 #[tokio::test]

@@ -41,6 +41,9 @@ use crate::{
 /// How long a load is tried again while the database is away.
 const LOAD_PAUSE: Duration = Duration::from_millis(200);
 
+/// Orders to go on that found nothing to lift and may wait to be stored with the next step.
+const MAX_IDLE_ORDERS: usize = 32;
+
 /// Why a run isn't driven on here.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Gone {
@@ -243,7 +246,8 @@ impl Driver<'_> {
     ///
     /// That letters were read and wait is nothing, and so is an order to go on where nothing stands in the way, which
     /// comes along with a person's message: the next step says so too, and whoever holds the run before that reads them
-    /// again and finds the same. So those who write to a busy session don't wait for its worker.
+    /// again and finds the same. So those who write to a busy session don't wait for its worker. Orders that are many
+    /// are stored all the same: as long as they aren't, they take places that an order to stop may need.
     async fn keep(&mut self) -> Result<(), Gone> {
         if self.only_set_aside() {
             self.happened.clear();
@@ -260,7 +264,8 @@ impl Driver<'_> {
         let session = &self.session;
         let waiting = session.left.iter().filter(|letter| letter.seq > self.cursor_kept).count();
         let read = usize::try_from(session.cursor - self.cursor_kept).unwrap_or(usize::MAX);
-        waiting + self.idle_orders == read
+        self.idle_orders <= MAX_IDLE_ORDERS
+            && waiting + self.idle_orders == read
             && self.happened.iter().all(|event| matches!(event, Event::Folded { .. }))
     }
 

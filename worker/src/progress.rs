@@ -47,7 +47,7 @@ impl Board {
         self.lock().early.get_or_insert_default();
     }
 
-    /// Tells the first report of each call that came while it was closed.
+    /// Tells the newest report of each call that was to be told while it was closed.
     pub(crate) fn open(&self) {
         for (teller, entry) in self.lock().early.take().into_iter().flat_map(HashMap::into_values) {
             teller.tell(entry);

@@ -79,7 +79,7 @@ pub(crate) struct DatabaseArgs {
     /// Home of the embedded cluster
     #[arg(long, global = true, value_name = "DIR", default_value = "./.holdfast", value_hint = ValueHint::DirPath)]
     pub(crate) data_dir: PathBuf,
-    /// The most connections of each of the two pools, for the hot path and for longer reads
+    /// The most connections of each of the two pools, for the hot path and for all else
     #[arg(long, global = true, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub(crate) db_connections: u32,
 }

@@ -83,6 +83,13 @@ pub(crate) struct Stored {
     pub(crate) cursor: i64,
 }
 
+/// How many times a call really began: after that was stored, and before.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Begun {
+    pub(crate) stored: i32,
+    pub(crate) unstored: i32,
+}
+
 /// One session's whole surroundings.
 pub(crate) struct World {
     pub(crate) shape: Shape,
@@ -97,7 +104,7 @@ pub(crate) struct World {
     /// Every call that the model ever asked for, with the newest that is known of it.
     pub(crate) calls: BTreeMap<CallId, TrackedCall>,
     /// How many times a call was really begun.
-    pub(crate) begun: BTreeMap<CallId, u32>,
+    pub(crate) begun: BTreeMap<CallId, Begun>,
     /// What user messages and results say, which is unique, and what it is the end of.
     pub(crate) markers: Vec<(String, Option<CallId>)>,
     /// The child sessions of calls, by their calls.
@@ -382,6 +389,10 @@ impl World {
         session.hold = self.stored.hold.unwrap_or(Hold::None);
         session.cursor = self.stored.cursor;
         session.calls.clone_from(&self.stored.calls);
+        for call in &mut session.calls {
+            // It isn't stored: what was stored begins stored.
+            call.policy.read_only = false;
+        }
         for (id, position, at, tag, text) in &self.stored.turns {
             let body = TurnBody::parse(tag, text).expect("stored turns can be read");
             session.turns.push(Arc::new(Turn { id: *id, position: *position, at: *at, body }));

@@ -25,7 +25,9 @@ fn json_that_is_nested_too_deep_is_kept_as_its_text() {
     let deeper = nested(MAX_DEPTH + 1, "x");
     let text = ToolResult::text(deeper.to_string());
     assert_eq!(ToolResult::json(deeper.clone()), text, "the model is shown the same");
-    assert!(ToolResult::Json { content: deeper }.is_too_deep() && !text.is_too_deep());
+    let unbounded = ToolResult::Json { content: deeper };
+    assert!(unbounded.is_too_deep() && !text.is_too_deep());
+    assert_eq!(unbounded.bounded(), text, "so is one that was kept before there was a bound");
 }
 
 #[test]

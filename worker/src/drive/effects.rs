@@ -75,10 +75,16 @@ impl Driver<'_> {
     async fn ends_at_once(&mut self) -> Option<Vec<Ended>> {
         let until = self.reads_until?;
         // Mail is looked at with the commit.
-        if self.running.is_empty() || !self.inbox.is_empty() || self.has_mail() {
+        if self.running.is_empty() || !self.inbox.is_empty() {
             return None;
         }
-        tokio::time::timeout_at(until, self.running.next()).await.ok()
+        let woken = self.slot.woken(self.session.cursor);
+        tokio::select! {
+            biased;
+            ended = self.running.next() => Some(ended),
+            () = woken => None,
+            () = tokio::time::sleep_until(until) => None,
+        }
     }
 
     /// Whether there is mail that wakes the run and hasn't been considered.

@@ -23,9 +23,12 @@ pub(crate) const SHAPES: u8 = 24;
 pub(crate) const HELPER: &str = "prompt_agent_helper";
 const SYSTEM: &str = "system_self_system_info";
 
-const PLAIN_TOOLS: [&str; 5] = ["run", "again", "look", "ask_person", "sign"];
+/// A tool that only reads.
+pub(crate) const LOOK: &str = "look";
+
+const PLAIN_TOOLS: [&str; 5] = ["run", "again", LOOK, "ask_person", "sign"];
 const TOOLS: [&str; 11] =
-    ["run", "again", "look", "ask_person", "slow_a", "slow_ten", HELPER, SYSTEM, SYSTEM, SYSTEM, SYSTEM];
+    ["run", "again", LOOK, "ask_person", "slow_a", "slow_ten", HELPER, SYSTEM, SYSTEM, SYSTEM, SYSTEM];
 
 impl Shape {
     pub(crate) fn new(number: u8) -> Self {
@@ -49,7 +52,7 @@ impl Shape {
             "toolCallPolicyConfig": {"default": {"tag": "runSync"}, "rules": [
                 {"tool": "again", "idempotent": true, "disposition": {"tag": "decorate",
                     "decorators": [{"tag": "withRetries", "contents": 2}], "inner": {"tag": "runSync"}}},
-                {"tool": "look", "readOnly": true, "disposition": {"tag": "decorate",
+                {"tool": LOOK, "readOnly": true, "disposition": {"tag": "decorate",
                     "decorators": [{"tag": "withRetries", "contents": 1}], "inner": {"tag": "runSync"}}},
                 {"tool": "slow_ten", "disposition": {"tag": "runAsync", "attachSeconds": 10}},
                 {"tool": "slow*", "disposition": {"tag": "runAsync"}},
