@@ -271,7 +271,7 @@ async fn an_old_snapshot_makes_looks_no_dearer() {
         sql.batch_execute(statement).await.expect(statement);
     }
     let (whole, lately) =
-        (pages_of_a_look(&sql, "NULL").await, pages_of_a_look(&sql, "now() - interval '1 second'").await);
+        (pages_of_a_look(&sql, "NULL").await, pages_of_a_look(&sql, "(now() - interval '1 second')").await);
     assert!(whole > 200, "the dead rows are there: {whole}");
     assert!(lately < 20, "{lately} pages");
     holder.batch_execute("COMMIT").await.expect("let go");
@@ -348,6 +348,18 @@ async fn the_hot_path_plans_for_full_tables_while_they_are_empty() {
             }
             assert!(!plan.contains("Hash Join") && !plan.contains("Merge Join"), "{name}:\n{plan}");
         }
+    }
+    let claim = format!("'{}', 16, 15, ARRAY['helper@r1'], ARRAY['o1', 'o2'], ARRAY[8, 8]", worker());
+    for (name, arguments) in [("due_owners", "'o7', 32"), ("claim_queued", &claim)] {
+        for plan in plans(&hot, name, arguments).await {
+            assert!(plan.contains("using runs_due on runs") && !plan.contains("runs_due_since"), "{plan}");
+        }
+    }
+    for plan in plans(&hot, "due_since", "now(), 257, ARRAY['helper@r1'], true").await {
+        assert!(
+            plan.contains("using runs_due_since on runs") && !plan.contains("using runs_due on"),
+            "{plan}"
+        );
     }
 }
 

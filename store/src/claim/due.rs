@@ -33,7 +33,7 @@ pub const OWNERS_A_CLAIM: i64 = 32;
 pub const FEW: usize = 256;
 
 /// A look at the backlog owner by owner that takes longer than this is taken more rarely.
-const LONG_LOOK: Duration = Duration::from_millis(5);
+const LONG_LOOK: Duration = Duration::from_millis(10);
 
 /// The part of a worker's time that such looks take.
 const LONG_LOOK_SHARE: u32 = 20;

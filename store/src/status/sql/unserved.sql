@@ -2,7 +2,7 @@
 SELECT q.agent AS "agent!", q.agent_revision AS "revision!", q.runs AS "runs!", q.since AS "since!"
 FROM (SELECT d.agent, d.agent_revision, count(*) AS runs, min(d.available_at) AS since
       FROM (SELECT agent, agent_revision, available_at FROM runs
-            WHERE state = 'queued' AND available_at <= now() AND ($1::text IS NULL OR owner = $1) ORDER BY owner LIMIT $2) d
+            WHERE state = 'queued' AND available_at <= now() AND ($1::text IS NULL OR owner = $1) ORDER BY available_at LIMIT $2) d
       GROUP BY d.agent, d.agent_revision) q
 WHERE NOT EXISTS (
     SELECT 1 FROM workers w
